@@ -1,0 +1,1 @@
+"""A command each: parses, calls, renders. No logic."""

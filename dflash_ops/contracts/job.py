@@ -1,0 +1,53 @@
+"""job.json: all that the resident needs to start and watch one job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds of silence after which a stage counts as hung, and the factor that makes a run slow.
+
+    A step's limit is the larger of `step_s` and 3 x the p99 of this attempt's own steps.
+    """
+
+    loading_s: float = 1800.0
+    compiling_s: float = 1800.0
+    step_s: float = 300.0
+    slow_factor: float = 0.5
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """What `resident start` gets on standard input.
+
+    `argv`, `cwd` and values of `env` may hold the placeholders `{attempt}`, `{root}`, `{release}`, `{checkpoints}`.
+    `files` are texts written into the attempt's folder before the start (`run.toml`).
+    `secret_env` names variables of `env` whose values must never be written down; they travel in `env` only.
+    `progress` is a regular expression with named groups for a foreign trainer, empty for the bundled one.
+    """
+
+    SCHEMA: ClassVar[int] = 1
+
+    job: str
+    root: str
+    session: str
+    argv: tuple[str, ...]
+    checkpoints: str
+    socket: str = "dflash-ops"
+    cwd: str = "{root}"
+    env: dict[str, str] = field(default_factory=dict)
+    secret_env: tuple[str, ...] = ()
+    files: dict[str, str] = field(default_factory=dict)
+    release: str | None = None
+    progress: str = ""
+    finished_rc: tuple[int, ...] = (0,)
+    grace_s: float = 60.0
+    history_limit: int = 50_000
+    overrides: dict[str, str] = field(default_factory=dict)
+    reason: str = ""
+    actor: str = "operator"
+    limits: Limits = field(default_factory=Limits)
+    schema: int = 1

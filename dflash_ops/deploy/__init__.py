@@ -1,0 +1,1 @@
+"""Releases: build, send what changed, preflight, activate."""

@@ -1,0 +1,155 @@
+"""The one exception tree. Every error says what was tried, where, and what to do next.
+
+::
+
+    DflashError                    exit 1
+    ├── UsageError                 exit 2   arguments that cannot be meant
+    ├── InventoryError             exit 2   file, key, line and the fix
+    ├── HostError                  exit 5   the way to the machine
+    │   ├── HostUnreachable                 no connection could be made
+    │   ├── ConnectionLost                  it was there and went away: never a result
+    │   └── DeadlineExceeded                the call did not answer in its time
+    ├── CommandFailed              exit 1   a remote command ran and said no
+    ├── DeployError                exit 1
+    │   ├── ReleaseError                    the code to send is not fit to be sent
+    │   ├── TransferError                   sent, but what arrived is not what left
+    │   ├── PreflightError         exit 3   the machine or the job is not ready
+    │   ├── JobBusy                exit 4   it runs, or its session name is taken
+    │   └── StartError                      the trainer did not come up
+    ├── StateError                 exit 6   files in the run folder are damaged or too new
+    └── ContractError              exit 6   a message that is not in the agreed form
+"""
+
+from __future__ import annotations
+
+
+class DflashError(Exception):
+    """An error that a person reads.
+
+    Args:
+        what: what was tried and how it failed.
+        where: host, file, key or line; empty where `what` names it.
+        next: what to do now, as an imperative sentence or a command.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, where: str = "", next: str = "") -> None:
+        self.what = what
+        self.where = where
+        self.next = next
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        text = self.what
+        if self.where:
+            text += f"\n  where: {self.where}"
+        if self.next:
+            text += f"\n  next:  {self.next}"
+        return text
+
+
+class UsageError(DflashError):
+    exit_code = 2
+
+
+class InventoryError(DflashError):
+    """A fault of inventory.toml.
+
+    Args:
+        what: the fault.
+        file: path of the inventory.
+        key: dotted key, empty for the file as a whole.
+        line: 1-based line, None where no line can be named.
+        fix: what to write instead.
+    """
+
+    exit_code = 2
+
+    def __init__(self, what: str, *, file: str, key: str = "", line: int | None = None, fix: str = "") -> None:
+        self.file = file
+        self.key = key
+        self.line = line
+        self.fix = fix
+        place = file + (f":{line}" if line is not None else "") + (f", key {key}" if key else "")
+        super().__init__(what, place, fix)
+
+
+class HostError(DflashError):
+    exit_code = 5
+
+
+class HostUnreachable(HostError):
+    pass
+
+
+class ConnectionLost(HostError):
+    pass
+
+
+class DeadlineExceeded(HostError):
+    pass
+
+
+class CommandFailed(DflashError):
+    """A remote command ran and failed: `rc` is its exit code, `stderr` the end of what it said."""
+
+    def __init__(self, what: str, where: str = "", next: str = "", *, rc: int = 1, stderr: str = "") -> None:
+        self.rc = rc
+        self.stderr = stderr
+        super().__init__(what, where, next)
+
+
+class DeployError(DflashError):
+    pass
+
+
+class ReleaseError(DeployError):
+    pass
+
+
+class TransferError(DeployError):
+    pass
+
+
+class PreflightError(DeployError):
+    exit_code = 3
+
+
+class JobBusy(DeployError):
+    exit_code = 4
+
+
+class StartError(DeployError):
+    pass
+
+
+class StateError(DflashError):
+    exit_code = 6
+
+
+class ContractError(DflashError):
+    exit_code = 6
+
+
+#: By name, so that an error said by the resident (JSON) becomes the same class on the operator's side.
+BY_NAME: dict[str, type[DflashError]] = {
+    cls.__name__: cls
+    for cls in (
+        DflashError,
+        UsageError,
+        HostError,
+        HostUnreachable,
+        ConnectionLost,
+        DeadlineExceeded,
+        CommandFailed,
+        DeployError,
+        ReleaseError,
+        TransferError,
+        PreflightError,
+        JobBusy,
+        StartError,
+        StateError,
+        ContractError,
+    )
+}

@@ -1,0 +1,1 @@
+"""Pure health and decisions: no I/O, the clock is passed in."""

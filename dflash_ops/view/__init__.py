@@ -1,0 +1,1 @@
+"""Rich renderables of contracts; they know nothing of where these came from."""
