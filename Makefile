@@ -1,0 +1,43 @@
+# make demo    from a fresh clone to an evaluated, exported drafter
+# make test    everything that CI runs
+# make golden  the trainer against reference numbers (DFLASH_GOLDEN=DIR for another folder)
+# make lint    ruff, mypy --strict, the import arrows
+# make venv    only the virtual environment
+#
+# PYTHON=python3.12     another interpreter (3.11 to 3.13)
+# TORCH=torch==2.13.0   another torch; TORCH_PIP="--index-url URL" picks a CPU build (README, "How large is torch?")
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+TORCH_PIP ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: venv demo test golden lint clean
+.DEFAULT_GOAL := venv
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml Makefile .ci/bootstrap
+	@bash .ci/bootstrap "$(PYTHON)" "$(VENV)" "$(TORCH)" "$(TORCH_PIP)"
+	@touch $@
+
+demo: venv
+	@$(BIN)/dflash-ops demo
+
+test: lint
+	@$(BIN)/python -m pytest
+
+golden: venv
+	@$(BIN)/python -m pytest -m golden tests/trainer
+
+lint: venv
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
