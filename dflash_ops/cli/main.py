@@ -1,0 +1,158 @@
+"""`dflash-ops`: the frame around the commands.
+
+The rule here: a command's module is imported only when that command is called. The table below has what `--help`
+needs to list it; `command` of `dflash_ops.cli.<module>` has the rest. A command returns its exit code (None is 0),
+or raises a DflashError, which is rendered here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from dflash_ops import __version__
+from dflash_ops.cli.common import render_error
+from dflash_ops.errors import DflashError
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One command: its module under dflash_ops.cli, and its line in `--help`."""
+
+    module: str
+    help: str
+
+
+COMMANDS: dict[str, Entry] = {
+    "init": Entry("init", "Write a commented inventory.toml to start from."),
+    "doctor": Entry("doctor", "Check this machine and a job's host, and say what to do for each thing missing."),
+    "deploy": Entry("deploy", "Send the code, check the machine, start the job."),
+    "status": Entry("status", "State, progress and rates of a job."),
+    "logs": Entry("logs", "The job's output, from one worker or all."),
+    "stop": Entry("stop", "Stop a job: save, then exit; by force only after the grace time."),
+    "attach": Entry("attach", "Open the job's tmux session in this terminal."),
+    "demo": Entry("demo", "The whole way on this machine with a tiny target: train, watch, evaluate, export."),
+}
+
+#: click's own exception, wherever this version of typer keeps it (it carries its own copy of click since 0.26).
+_CLICK_ERROR: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+#: Set by main(): an exception's traceback is shown.
+DEBUG_VARIABLE = "DFLASH_DEBUG"
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands are names in a table until one is called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        entry = COMMANDS.get(cmd_name)
+        return None if entry is None else load_command(cmd_name, entry)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], list(COMMANDS), n=1, cutoff=0.5)
+            hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(COMMANDS)}."
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
+
+
+def load_command(name: str, entry: Entry) -> Any:
+    """The click command of one entry, its module imported now."""
+    module = importlib.import_module(f"dflash_ops.cli.{entry.module}")
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(name, help=module.command.__doc__ or entry.help)(module.command)
+    return get_command(app)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"dflash-ops {__version__}")
+        raise typer.Exit
+
+
+# rich_markup_mode=None: typer's own help; rich's panels would cost an import of 0.1 s and more on every --help.
+app = typer.Typer(
+    cls=LazyGroup,
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _frame(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Supervises long multi-GPU training jobs on remote machines, names each crash and repairs what can be repaired."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command and leave with its exit code (docs/contracts.md, Exit codes)."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    sys.exit(run(args))
+
+
+def run(args: list[str]) -> int:
+    """One command to its end: its exit code. Errors are rendered to standard error here."""
+    args, debug = _take_debug(args)
+    try:
+        result = get_command(app).main(args=args, prog_name="dflash-ops", standalone_mode=False)
+    except DflashError as error:
+        if debug:
+            traceback.print_exc()
+        render_error(error, sys.stderr)
+        return error.exit_code
+    except _CLICK_ERROR as error:
+        error.show()  # type: ignore[attr-defined]
+        return int(error.exit_code)  # type: ignore[attr-defined]
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:  # noqa: BLE001  # the last line of defence: a person sees a sentence, not a traceback
+        if debug:
+            traceback.print_exc()
+            return 1
+        kind = type(error).__name__
+        render_error(
+            DflashError(
+                f"unexpected {kind}: {error}",
+                f"dflash-ops {' '.join(args[:1])}",
+                "this is a fault of dflash-ops; see the traceback with: dflash-ops --debug ...",
+            ),
+            sys.stderr,
+        )
+        return 1
+    return result if isinstance(result, int) and not isinstance(result, bool) else 0
+
+
+def _take_debug(args: list[str]) -> tuple[list[str], bool]:
+    """`--debug` may stand anywhere before a `--`: who needs it adds it to the end of the line that failed."""
+    end = args.index("--") if "--" in args else len(args)
+    kept = [a for a in args[:end] if a != "--debug"]
+    debug = len(kept) != end or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+    return kept + args[end:], debug
+
+
+if __name__ == "__main__":
+    main()

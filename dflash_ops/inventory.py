@@ -1,1 +1,0 @@
-"""inventory.toml -> frozen dataclasses."""

@@ -1,0 +1,40 @@
+"""inventory.toml -> frozen dataclasses; every fault names file, key, line and fix (docs/inventory.md)."""
+
+from dflash_ops.inventory.find import find_inventory
+from dflash_ops.inventory.loader import InventoryErrors, load
+from dflash_ops.inventory.model import (
+    REMEDIES,
+    SCHEMA,
+    TRAINER_TABLES,
+    Budgets,
+    Host,
+    Inventory,
+    Job,
+    LocalHost,
+    LxcHost,
+    Policy,
+    Remedy,
+    SecretEnv,
+    SshHost,
+    Trainer,
+)
+
+__all__ = [
+    "REMEDIES",
+    "SCHEMA",
+    "TRAINER_TABLES",
+    "Budgets",
+    "Host",
+    "Inventory",
+    "InventoryErrors",
+    "Job",
+    "LocalHost",
+    "LxcHost",
+    "Policy",
+    "Remedy",
+    "SecretEnv",
+    "SshHost",
+    "Trainer",
+    "find_inventory",
+    "load",
+]

@@ -1,0 +1,278 @@
+"""What an inventory says, as frozen dataclasses: hosts, jobs, and a job's overrides for one run.
+
+The rule here: these objects are already checked and already resolved (absolute paths, device names); who holds one
+need not look at the file again. Nothing in this module reads a file, except the secrets that a job names.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from dflash_ops.contracts import Limits
+from dflash_ops.errors import InventoryError, UsageError
+from dflash_ops.inventory.devices import check_roles, parse_devices
+from dflash_ops.inventory.sets import apply_sets
+
+#: The newest `schema` of inventory.toml that this version reads.
+SCHEMA = 1
+
+#: Tables of `[jobs.NAME.trainer]` that are passed to the trainer as they are (its own `check` reads their keys).
+TRAINER_TABLES = ("target", "drafter", "data", "train", "loss", "workers", "ring", "checkpoint")
+
+#: Abstract remedies that a playbook may ask for, and what each means; a foreign trainer says how it does them.
+REMEDIES: Mapping[str, str] = MappingProxyType(
+    {
+        "loss.reentrant": "checkpoint the loss with (or without) reentrant autograd",
+        "loss.mode": "compute the loss in the other mode (eager, compiled)",
+        "fresh_cache": "start with an empty compile cache",
+        "allocator.expandable": "let the CUDA allocator use expandable segments",
+        "anchors.smaller": "train fewer anchors a sequence",
+        "workers.processes": "load data in processes instead of threads, or the other way round",
+        "resume.latest": "resume from the newest whole checkpoint",
+        "resume.none": "start from the beginning, checkpoints set aside",
+    }
+)
+
+
+@dataclass(frozen=True)
+class LocalHost:
+    """This machine. `python` runs the resident there; it needs the standard library and libtmux only."""
+
+    kind: ClassVar[str] = "local"
+
+    name: str
+    python: str = "python3"
+
+
+@dataclass(frozen=True)
+class SshHost:
+    """A machine behind ssh. `user` None: as ~/.ssh/config or the system says; `jump` = hosts passed on the way."""
+
+    kind: ClassVar[str] = "ssh"
+
+    name: str
+    address: str
+    user: str | None = None
+    port: int = 22
+    identity: str | None = None
+    jump: tuple[str, ...] = ()
+    known_hosts: str | None = None
+    sudo: bool = False
+    python: str = "python3"
+
+
+@dataclass(frozen=True)
+class LxcHost:
+    """Container `id` on the Proxmox host `via` (the name of another host of this inventory)."""
+
+    kind: ClassVar[str] = "lxc"
+
+    name: str
+    via: str
+    id: int
+    python: str = "python3"
+
+
+Host = LocalHost | SshHost | LxcHost
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """The bundled trainer: devices by role (`cuda:N` or `cpu`) and its run.toml tables, keys unchecked."""
+
+    target_devices: tuple[str, ...]
+    drafter_devices: tuple[str, ...]
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """How a foreign trainer does one abstract remedy: config keys, environment or arguments to add."""
+
+    set: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """What repairs may cost: attempts without progress an hour, and the pause before the second and later ones."""
+
+    attempts_per_hour: int = 5
+    backoff_s: float = 5.0
+    backoff_cap_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class Policy:
+    """`observe` says what it would do, `act` does it; `allow` = grade B actions permitted, each `kind:action`."""
+
+    mode: str = "observe"
+    allow: tuple[str, ...] = ()
+    budgets: Budgets = field(default_factory=Budgets)
+
+
+@dataclass(frozen=True)
+class SecretEnv:
+    """A variable whose value never stands in the inventory: taken from the operator's environment, or from `file`."""
+
+    name: str
+    file: str | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job. Exactly one of `trainer` and `command` is set.
+
+    `root` and `checkpoints` are absolute paths on the job's host, `interpreter` is absolute or a name found in PATH
+    there, `source` is an absolute folder on this machine (None: the bundled code). `overrides` are those of one run.
+    """
+
+    name: str
+    host: str
+    root: str
+    session: str
+    checkpoints: str
+    interpreter: str = "python3"
+    socket: str = "dflash-ops"
+    env: Mapping[str, str] = field(default_factory=dict)
+    secret_env: tuple[SecretEnv, ...] = ()
+    grace_s: float = 60.0
+    history_limit: int = 50_000
+    source: str | None = None
+    limits: Limits = field(default_factory=Limits)
+    policy: Policy = field(default_factory=Policy)
+    trainer: Trainer | None = None
+    command: tuple[str, ...] | None = None
+    progress: str = ""
+    finished_rc: tuple[int, ...] = (0,)
+    remedies: Mapping[str, Remedy] = field(default_factory=dict)
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    inventory: str = ""
+
+    def with_overrides(
+        self,
+        target_gpus: str | None = None,
+        drafter_gpus: str | None = None,
+        sets: Sequence[str] = (),
+    ) -> Job:
+        """This job as it should run once.
+
+        Args:
+            target_gpus, drafter_gpus: `0,1,2`, `0-4`, `cuda:0`, `cpu,cpu`; None keeps the inventory's.
+            sets: `key=value`; the value is read as TOML, and as a plain string where it is none. Keys: `train.lr`
+                and any other `table.key` of the trainer, `env.NAME`, `limits.KEY`, `grace_s`, `history_limit`.
+
+        Raises:
+            UsageError: a device or key that cannot be meant, or one device in two roles.
+        """
+        job = self
+        overrides = dict(self.overrides)
+        if target_gpus is not None or drafter_gpus is not None:
+            if job.trainer is None:
+                raise UsageError(
+                    f"job {job.name} runs its own command: its devices are not dflash-ops' to choose",
+                    "--target-gpus, --drafter-gpus",
+                    "give them to the command itself, for example --set env.CUDA_VISIBLE_DEVICES=0,1",
+                )
+            target, drafter = job.trainer.target_devices, job.trainer.drafter_devices
+            if target_gpus is not None:
+                target = parse_devices(target_gpus, "--target-gpus")
+                overrides["target_gpus"] = target_gpus
+            if drafter_gpus is not None:
+                drafter = parse_devices(drafter_gpus, "--drafter-gpus")
+                overrides["drafter_gpus"] = drafter_gpus
+            if fault := check_roles(target, drafter):
+                raise UsageError(
+                    fault.what, f"--target-gpus {','.join(target)} --drafter-gpus {','.join(drafter)}", fault.fix
+                )
+            job = replace(job, trainer=replace(job.trainer, target_devices=target, drafter_devices=drafter))
+        changes, said = apply_sets(job, sets, TRAINER_TABLES)
+        return replace(job, **changes, overrides={**overrides, **said})
+
+    def secrets(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Values of `secret_env`, from `environ` or their files (a final newline is not part of a secret).
+
+        Raises:
+            InventoryError: a variable is not set, or its file cannot be read; the value itself is never said.
+        """
+        found: dict[str, str] = {}
+        for secret in self.secret_env:
+            key = f"jobs.{quote_key(self.name)}.secret_env"
+            if secret.file is None:
+                if secret.name not in environ:
+                    raise InventoryError(
+                        f"the secret {secret.name} is not set in your environment",
+                        file=self.inventory,
+                        key=key,
+                        fix=f"export {secret.name}=... before you start, or write {secret.name}=file:PATH",
+                    )
+                found[secret.name] = environ[secret.name]
+            else:
+                try:
+                    found[secret.name] = Path(secret.file).read_text("utf-8").rstrip("\r\n")
+                except (OSError, UnicodeDecodeError) as error:
+                    raise InventoryError(
+                        f"the file of the secret {secret.name} cannot be read: {error}",
+                        file=self.inventory,
+                        key=key,
+                        fix=f"put the value of {secret.name}, as UTF-8 text, into {secret.file}",
+                    ) from None
+        return found
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """All of one inventory.toml; `file` is its absolute path."""
+
+    file: str
+    hosts: Mapping[str, Host]
+    jobs: Mapping[str, Job]
+    default_job: str | None = None
+
+    def job(self, name: str | None = None) -> Job:
+        """The job of this name; without one, `default_job`, or the only job there is.
+
+        Raises:
+            UsageError: no such job (the nearest name is offered), or several and none named.
+        """
+        if name is not None:
+            if name in self.jobs:
+                return self.jobs[name]
+            raise UsageError(
+                f"there is no job {name!r}{did_you_mean(name, self.jobs)}",
+                self.file,
+                f"name one of: {', '.join(self.jobs)}" if self.jobs else "add a [jobs.NAME] table",
+            )
+        if self.default_job is not None:
+            return self.jobs[self.default_job]
+        if len(self.jobs) == 1:
+            return next(iter(self.jobs.values()))
+        if not self.jobs:
+            raise UsageError("the inventory has no job", self.file, "add a [jobs.NAME] table")
+        raise UsageError(
+            f"the inventory has {len(self.jobs)} jobs and none was named",
+            self.file,
+            f'name one of: {", ".join(self.jobs)}; or write default_job = "NAME" at the top of the inventory',
+        )
+
+    def host_of(self, job: Job) -> Host:
+        return self.hosts[job.host]
+
+
+def did_you_mean(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
+    """`; did you mean 'x'?`, or nothing where no known name is near."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def quote_key(key: str) -> str:
+    """A key as TOML writes it: bare where that is allowed, else in quotes."""
+    if key and key.isascii() and all(c.isalnum() or c in "-_" for c in key):
+        return key
+    return '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,94 @@
+"""The inventory that `dflash-ops init` writes: a demo job that works on this machine, and a Proxmox one to fill in."""
+
+from __future__ import annotations
+
+from dflash_ops.inventory.model import quote_key
+
+_TEMPLATE = """\
+# What dflash-ops knows: hosts, and the jobs that run on them. Every key: docs/inventory.md.
+# Relative paths of a local host are relative to this file.
+schema = 1
+default_job = "demo"
+
+[hosts.{host_key}]
+kind = "local"                      # this machine
+
+# A container on a Proxmox host, reached in one step: ssh to the host, then pct exec.
+# [hosts.proxmox]
+# kind = "ssh"
+# address = "192.0.2.6"
+# user = "root"
+# identity = "~/.ssh/id_ed25519"    # else the agent and ~/.ssh/config
+# # jump = ["admin@192.0.2.1:22"]
+#
+# [hosts.gpu]
+# kind = "lxc"
+# via = "proxmox"
+# id = 200
+
+# The demo: a tiny target and a drafter for it, on the CPU. `dflash-ops demo` makes its target and its data.
+[jobs.demo]
+host = {host}
+root = {root}
+session = "dflash-demo"
+interpreter = ".venv/bin/python"    # the Python that has torch
+
+[jobs.demo.trainer]
+target_devices = ["cpu", "cpu"]     # one process each
+drafter_devices = ["cpu"]
+
+[jobs.demo.trainer.target]
+path = "target"                     # relative to root, as all paths of the trainer
+
+[jobs.demo.trainer.drafter]
+layers = 2
+block_size = 8
+
+[jobs.demo.trainer.data]
+path = "data/train.jsonl"
+
+[jobs.demo.trainer.train]
+steps = 250
+batch_size = 8
+
+# A long run in the container: five GPUs run the target, three train drafters.
+# [jobs.dflash]
+# host = "gpu"
+# root = "/srv/dflash"
+# interpreter = "/opt/venv/bin/python"
+# env = {{ NCCL_DEBUG = "WARN" }}
+# secret_env = ["HF_TOKEN"]          # from your environment; or "HF_TOKEN=file:secrets/hf_token"
+# grace_s = 300                     # seconds to save in, after stop
+#
+# [jobs.dflash.policy]
+# mode = "observe"                  # say what would be done; "act" does it
+#
+# [jobs.dflash.trainer]
+# target_devices = [0, 1, 2, 3, 4]
+# drafter_devices = [5, 6, 7]
+#
+# [jobs.dflash.trainer.target]
+# path = "/models/target"
+#
+# [jobs.dflash.trainer.data]
+# path = "/data/train.jsonl"
+
+# Any other trainer: its command, and how its lines tell progress.
+# [jobs.other]
+# host = {host}
+# root = ".dflash/other"
+# command = ["python3", "train.py", "--out", "{{checkpoints}}"]
+# progress = 'step (?P<step>\\d+)/(?P<total>\\d+) loss (?P<loss>[0-9.]+)'
+# remedies = {{ "resume.latest" = {{ args = ["--resume"] }} }}
+"""
+
+
+def quote(text: str) -> str:
+    """`text` as a TOML basic string."""
+    out = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in out) + '"'
+
+
+def template(host: str = "local", root: str = ".dflash/demo") -> str:
+    """The text of a new inventory; `host` names its local host, `root` is the demo job's folder."""
+    return _TEMPLATE.format(host=quote(host), host_key=quote_key(host), root=quote(root))
