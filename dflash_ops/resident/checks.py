@@ -1,0 +1,377 @@
+"""The single checks of preflight: each takes the request and gives one or more `Check`s with their next step."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from dflash_ops.resident import machine
+from dflash_ops.resident.preflight import Check, Needs, Request
+from dflash_ops.resident.receive import explain
+
+#: Room beyond what is asked for: logs, journal, metrics.
+SPARE_BYTES = 64 << 20
+SPARE_INODES = 1000
+
+#: Seconds for one import of torch from a cold disk, and for the trainer's check of its data and checkpoint.
+IMPORT_S = 180.0
+TRAINER_S = 300.0
+
+_IMPORTS = """\
+import importlib, json, sys
+found = {}
+for name in sys.argv[1:]:
+    try:
+        module = importlib.import_module(name)
+        found[name] = [str(getattr(module, "__version__", "")), ""]
+    except BaseException as error:
+        found[name] = ["", "%s: %s" % (type(error).__name__, error)]
+print("\\n" + json.dumps({"python": list(sys.version_info[:3]), "executable": sys.executable, "found": found}))
+"""
+
+
+def _ok(name: str, what: str) -> Check:
+    return Check(name, "ok", what)
+
+
+def _warn(name: str, what: str, next: str) -> Check:
+    return Check(name, "warn", what, next)
+
+
+def _failed(name: str, what: str, next: str) -> Check:
+    return Check(name, "failed", what, next)
+
+
+def _skipped(name: str, what: str) -> Check:
+    return Check(name, "skipped", what)
+
+
+def root(request: Request) -> list[Check]:
+    """The job's root can be made and written."""
+    path = Path(request.root)
+    try:
+        if request.touch:
+            request.layout.run.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=request.layout.run, prefix=".preflight-") as file:
+                file.write(b"x" * 4096)
+                file.flush()
+                os.fsync(file.fileno())
+        else:
+            base = machine.nearest_folder(path)
+            if not base.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(base))
+            if os.statvfs(base).f_flag & os.ST_RDONLY:
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(base))
+            if not os.access(base, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(base))
+    except OSError as error:
+        said = explain(error)
+        return [_failed("root", f"{said.what}: {said.where or path}", said.next)]
+    return [_ok("root", f"{path} can be written")]
+
+
+def session(request: Request) -> list[Check]:
+    """tmux is there, and no session of somebody else has the name."""
+    program = shutil.which("tmux")
+    if program is None:
+        return [_failed("tmux", "tmux is not installed there", "install it: apt-get install tmux")]
+    said = machine.ask([program, "-V"], seconds=10)
+    number = said.out.strip().rpartition(" ")[2]
+    if said.rc != 0 or machine.version(number.lstrip("next-")) < (3,):
+        return [
+            _failed(
+                "tmux",
+                f"tmux is too old or does not run: {said.out.strip() or said.err.strip()}",
+                "install tmux 3.0 or newer",
+            )
+        ]
+    found = [_ok("tmux", f"tmux {number}")]
+    name = f"={request.session}"
+    panes = machine.ask(
+        [program, "-L", request.socket, "list-panes", "-s", "-t", name, "-F", "#{pane_pid} #{pane_dead}"], seconds=10
+    )
+    if panes.rc is None:
+        text = f"the tmux server on socket {request.socket} does not answer"
+        return [*found, _failed("session", text, f"look at it: tmux -L {request.socket} ls")]
+    if panes.rc != 0:
+        return [*found, _ok("session", f"the session name {request.session} is free")]
+    pids = {int(line.split()[0]) for line in panes.out.splitlines() if line.split()[:1]}
+    if pids and pids <= _our_wrappers(request):
+        return [*found, _ok("session", f"session {request.session} is this job's own")]
+    text = f"the tmux session {request.session!r} on socket {request.socket} is taken by something else"
+    next = (
+        f"look at it: tmux -L {request.socket} attach -t '{name}'; end it there, "
+        "or give the job another `session` in the inventory"
+    )
+    return [*found, _failed("session", text, next)]
+
+
+def _our_wrappers(request: Request) -> set[int]:
+    """Pids of this job's wrappers: the processes that stand in panes of its session."""
+    pids = set()
+    for path in request.layout.attempts.glob("*/start.json"):
+        try:
+            pid = json.loads(path.read_text("utf-8"))["wrapper"]["pid"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # a damaged record claims no session
+        if isinstance(pid, int):
+            pids.add(pid)
+    return pids
+
+
+def interpreter(request: Request) -> list[Check]:
+    """The program is there and runs; for the bundled trainer its modules import, in the versions it knows."""
+    env = request.environment()
+    program = request.fill(request.interpreter if request.bundled else request.argv[0])
+    if not request.bundled and "{release}" in request.argv[0] and not request.release_there:
+        return [_skipped("interpreter", f"{request.argv[0]} comes with the release")]
+    path = shutil.which(program, path=env.get("PATH"))
+    if path is None:
+        there = "is not executable" if Path(program).exists() else "is not there"
+        fix = "`interpreter`" if request.bundled else "`command`"
+        return [_failed("interpreter", f"{program} {there}", f"correct {fix} of the job in the inventory")]
+    if not request.bundled:
+        return [_ok("interpreter", path)]
+    said = machine.ask([path, "-c", _IMPORTS, *request.requires], seconds=IMPORT_S, env=env)
+    answer = _json_line(said.out)
+    if answer is None:
+        why = "did not answer in time" if said.rc is None and said.error is None else said.err.strip()[-300:]
+        return [
+            _failed(
+                "interpreter",
+                f"{path} does not run as a Python: {why}",
+                "correct `interpreter` of the job in the inventory",
+            )
+        ]
+    python = tuple(answer["python"])
+    text = f"{path}: Python {'.'.join(map(str, python))}"
+    if python < (3, 10):
+        return [_failed("interpreter", f"{text}, the trainer needs 3.10 or newer", "name a newer interpreter")]
+    found = [_ok("interpreter", text)]
+    install = f"install into that interpreter: {path} -m pip install "
+    seen = []
+    for name, wanted in request.requires.items():
+        have, error = answer["found"][name]
+        if error:
+            found.append(_failed("imports", f"{name} cannot be imported: {error}", f"{install}'{name}{wanted}'"))
+        elif not machine.in_range(have, wanted):
+            found.append(_failed("imports", f"{name} {have} is outside {wanted}", f"{install}'{name}{wanted}'"))
+        else:
+            seen.append(f"{name} {have}")
+    return found if len(found) > 1 else [*found, _ok("imports", ", ".join(seen))]
+
+
+def trainer(request: Request) -> tuple[list[Check], Needs]:
+    """The trainer's own check of its config, data and (on resume) checkpoint."""
+    if not request.release_there:
+        return [_skipped("config", "checked once the release is there")], Needs()
+    with tempfile.TemporaryDirectory(prefix="dflash-preflight-") as folder:
+        config = Path(folder) / request.config_name
+        config.write_text(request.config, "utf-8")
+        resume = "none" if request.start == "fresh" else "auto"
+        argv = [request.fill(request.interpreter), "-m", "trainer", "check", "--config", str(config)]
+        argv += ["--checkpoints", request.checkpoints, "--resume", resume]
+        # the same folder as when it runs, so that relative paths of the config mean the same
+        cwd = request.root if Path(request.root).is_dir() else folder
+        said = machine.ask(argv, seconds=TRAINER_S, env=request.environment(), cwd=cwd)
+    answer = _json_line(said.out)
+    if answer is None:
+        why = f"no answer within {TRAINER_S:.0f} s" if said.rc is None else said.err.strip()[-600:]
+        return [_failed("config", f"the trainer's check failed: {why}", "read the lines above")], Needs()
+    needs = Needs.of(answer.get("needs") or {})
+    errors = answer.get("errors") or []
+    if answer.get("ok") and not errors:
+        return [_ok("config", "the trainer accepts its config and data")], needs
+    return [_config_fault(e) for e in errors] or [_failed("config", "the trainer refuses its config", "run its check by hand")], needs
+
+
+def _config_fault(error: Any) -> Check:
+    """One error of the trainer: a text, or an object with what, where and next."""
+    if not isinstance(error, dict):
+        return _failed("config", str(error), "correct the job's trainer tables, or use --set")
+    where = error.get("where") or error.get("key") or ""
+    what = str(error.get("what") or error.get("message") or error)
+    return _failed(
+        "config",
+        f"{where}: {what}" if where else what,
+        str(error.get("next") or error.get("fix") or "correct the job's trainer tables, or use --set"),
+    )
+
+
+def devices(request: Request) -> list[Check]:
+    """Every CUDA device that is asked for exists."""
+    wanted = sorted({int(d.partition(":")[2] or 0) for d in request.devices if d.startswith("cuda")})
+    if not wanted:
+        return [_ok("devices", f"{len(request.devices)} processes on the CPU")] if request.devices else []
+    seen, why = machine.gpus()
+    if seen is None:
+        return [
+            _failed(
+                "devices",
+                f"GPUs {_list(wanted)} are asked for, but {why}",
+                "make the driver and its tools visible there, or choose cpu devices",
+            )
+        ]
+    visible = request.env.get("CUDA_VISIBLE_DEVICES")
+    count = len([v for v in visible.split(",") if v.strip()]) if visible is not None else len(seen)
+    if missing := [n for n in wanted if n >= count]:
+        bound = " (env.CUDA_VISIBLE_DEVICES of the job counts)" if visible is not None else ""
+        return [
+            _failed(
+                "devices",
+                f"GPUs {_list(missing)} are not there: {count} are visible{bound}",
+                "choose others with --target-gpus and --drafter-gpus",
+            )
+        ]
+    found = [_ok("devices", f"GPUs {_list(wanted)} of {count}")]
+    busy = [g for g in seen if g.index in wanted and g.total and g.used > g.total // 20]
+    if busy and request.pid is None and visible is None:
+        text = ", ".join(f"GPU {g.index} has {size(g.used)} of {size(g.total)} in use" for g in busy)
+        found.append(_warn("devices", text, "see who: nvidia-smi; a trainer left over would take its memory"))
+    return found
+
+
+def disk(request: Request, needs: Needs) -> list[Check]:
+    """Room for the release and two checkpoints: the old one stays until the new one is whole."""
+    one = needs.checkpoint_bytes or request.checkpoint_bytes
+    places: dict[int, tuple[Path, int, int]] = {}
+    for path, bytes, inodes in (
+        (Path(request.root), request.send_bytes + SPARE_BYTES, request.send_files + SPARE_INODES),
+        (Path(request.checkpoints), 2 * one, 0),
+    ):
+        base = machine.nearest_folder(path)
+        try:
+            device = base.stat().st_dev
+        except OSError:
+            continue
+        before = places.get(device, (path, 0, 0))
+        places[device] = (before[0], before[1] + bytes, before[2] + inodes)
+    found = []
+    for path, bytes, inodes in places.values():
+        free = machine.room(path)
+        if free is None:
+            found.append(_skipped("disk", f"the free room of {path} cannot be read"))
+        elif free.bytes < bytes:
+            found.append(
+                _failed(
+                    "disk",
+                    f"{size(free.bytes)} free at {path}, {size(bytes)} needed",
+                    "free some space there, or choose another `root` or `checkpoints`",
+                )
+            )
+        elif free.inodes is not None and free.inodes < inodes:
+            found.append(
+                _failed(
+                    "disk",
+                    f"{free.inodes} inodes free at {path}, {inodes} needed",
+                    "remove small files there, or choose another `root`",
+                )
+            )
+        else:
+            found.append(_ok("disk", f"{size(free.bytes)} free at {path}, {size(bytes)} needed"))
+    return found
+
+
+def shared_memory(request: Request, needs: Needs) -> list[Check]:
+    """/dev/shm holds the ring."""
+    if needs.ring_bytes is None:
+        return []
+    free = machine.room(Path("/dev/shm"))
+    if free is None:
+        return [_failed("shm", "there is no /dev/shm", "mount a tmpfs at /dev/shm in the container")]
+    # The ring of the attempt that is to be replaced is still in there, and goes with it.
+    have = free.total if request.pid is not None else free.bytes
+    if have < needs.ring_bytes:
+        return [
+            _failed(
+                "shm",
+                f"/dev/shm has {size(have)}, the ring needs {size(needs.ring_bytes)}",
+                "make /dev/shm larger (lxc.mount.entry = tmpfs dev/shm tmpfs size=...), "
+                "or the ring smaller (--set ring.slots=...)",
+            )
+        ]
+    return [_ok("shm", f"/dev/shm has {size(have)}, the ring needs {size(needs.ring_bytes)}")]
+
+
+def memory(request: Request, needs: Needs) -> list[Check]:
+    """Host memory for the ring, the last average, and the models of workers that run on the CPU."""
+    if needs.average_bytes is None and needs.ring_bytes is None:
+        return []
+    roles = [("target", d) for d in request.devices[: request.targets]]
+    roles += [("drafter", d) for d in request.devices[request.targets :]]
+    targets = sum(r == "target" and d == "cpu" for r, d in roles)
+    drafters = sum(r == "drafter" and d == "cpu" for r, d in roles)
+    need = (needs.average_bytes or 0) + (needs.ring_bytes or 0)
+    need += targets * (needs.target_bytes_per_worker or 0) + drafters * (needs.drafter_bytes_per_worker or 0)
+    have, bound = machine.available_memory()
+    if have is None:
+        return [_skipped("memory", "the free memory cannot be read")]
+    if request.pid is not None:
+        have += machine.tree_memory(request.pid)
+    text = f"{size(have)} of memory by {bound}, {size(need)} needed"
+    if have < need:
+        return [
+            _failed(
+                "memory",
+                text,
+                "end what else runs there, raise the container's memory limit, or use fewer workers or ring slots",
+            )
+        ]
+    return [_ok("memory", text)]
+
+
+def checkpoints(request: Request) -> list[Check]:
+    """Checkpoints that are there are neither resumed from nor left behind by accident."""
+    folder = Path(request.checkpoints)
+    try:
+        names = sorted(e.name for e in os.scandir(folder) if not e.name.startswith("."))
+    except FileNotFoundError:
+        names = []
+    except OSError as error:
+        return [_failed("checkpoints", f"{folder} cannot be read: {error.strerror}", "correct `checkpoints`")]
+    if request.bundled:
+        names = [n for n in names if n.startswith("step-")]
+    if not names:
+        note = " (nothing to resume from: it starts at step 0)" if request.start == "resume" else ""
+        return [Check("checkpoints", "warn" if note else "ok", f"no checkpoint in {folder}{note}")]
+    text = f"{len(names)} in {folder}, the newest is {names[-1]}"
+    if request.start == "resume":
+        return [_ok("checkpoints", f"resumes: {text}")]
+    if request.start == "fresh":
+        return [_ok("checkpoints", f"to be set aside, whole: {text}")]
+    return [
+        _failed(
+            "checkpoints",
+            f"there are checkpoints of an earlier run: {text}",
+            "--resume goes on from the newest; --fresh sets them aside (nothing is deleted) and starts at step 0",
+        )
+    ]
+
+
+def _list(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def size(count: int) -> str:
+    """Bytes for people: 512 B, 3.1 MiB, 20.0 GiB."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def _json_line(text: str) -> dict[str, Any] | None:
+    """The object on the last line: libraries may print above it."""
+    last = text.strip().rpartition("\n")[2]
+    try:
+        value = json.loads(last)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,238 @@
+"""One job's snapshot on a screen, as one line, and many jobs as a table.
+
+The rule here: colours only repeat what the words say already, and what is not known is a dash. Nothing is looked up:
+`now` is the time on the job's own machine, so that clocks that differ make no wrong ages.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from dflash_ops.contracts import Event, Progress, Snapshot, State, WorkerShares
+from dflash_ops.contracts.snapshot import FRESH_S
+from dflash_ops.view.text import DASH, age, bar, clean, duration, fixed, ktok, percent
+
+#: Mark and colour of each state; the word itself always stands beside.
+STYLES: Mapping[State, tuple[str, str]] = {
+    State.LOADING: ("◔", "cyan"),
+    State.COMPILING: ("◑", "cyan"),
+    State.STEPPING: ("●", "green"),
+    State.SLOW: ("●", "yellow"),
+    State.HUNG: ("■", "bold red"),
+    State.CRASHED: ("✖", "bold red"),
+    State.FINISHED: ("✔", "bold green"),
+    State.STOPPED: ("■", "blue"),
+    State.UNREACHABLE: ("?", "bold magenta"),
+    State.UNKNOWN: ("?", "magenta"),
+}
+
+#: Parts of a worker's bar, in the order in which they are drawn.
+SHARES = (("compute", "█", "green"), ("copy", "▓", "cyan"), ("sync", "▒", "yellow"), ("wait", "░", "bright_black"))
+
+_LABEL = 10
+
+
+def attach_command(name: str, socket: str) -> str:
+    """The tmux command that a person types on the job's machine."""
+    return shlex.join(["tmux", "-L", socket, "attach", "-t", f"={name}"])
+
+
+def render(snapshot: Snapshot, now: float, width: int = 80) -> RenderableType:
+    """The whole screen for one job; fits 80x24 up to nine workers."""
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(width=_LABEL, style="bright_black", no_wrap=True)
+    grid.add_column(overflow="fold")
+    space = max(20, width - _LABEL - 2)
+    for label, value in _rows(snapshot, now, space):
+        grid.add_row(label, value)
+    parts: list[RenderableType] = [_headline(snapshot, now), grid]
+    if snapshot.workers:
+        parts.append(_workers(snapshot.workers, width))
+    return Group(*parts)
+
+
+def _headline(s: Snapshot, now: float) -> Text:
+    mark, style = STYLES[s.state]
+    text = Text.assemble((clean(s.job), "bold"), "  ", (f"{mark} {s.state.value}", style))
+    text.append(f"  since {duration(now - s.since)}")
+    if s.detail:
+        text.append(f"  {clean(s.detail)}", "bright_black" if s.state is not State.CRASHED else "red")
+    return text
+
+
+def _rows(s: Snapshot, now: float, space: int) -> list[tuple[str, RenderableType]]:
+    rows: list[tuple[str, RenderableType]] = []
+    p = s.progress
+    if s.stage is not None and (p is None or p.step is None or s.stage.name not in ("stepping", s.state.value)):
+        count = f" {s.stage.k}/{s.stage.n}" if s.stage.k is not None and s.stage.n is not None else ""
+        rows.append(("stage", Text(f"{clean(s.stage.name)}{count} {clean(s.stage.what)}".rstrip())))
+    if p is not None:
+        rows.append(("step", _step(p, space)))
+        rows.append(("quality", _numbers(p)))
+        rows.append(("rate", _rate(p)))
+        if p.ring_slots:
+            share = (p.ring_ready or 0) / p.ring_slots
+            ring = Text(f"{DASH if p.ring_ready is None else p.ring_ready}/{p.ring_slots} ready  ")
+            ring.append(bar(share, 10), "green")
+            rows.append(("ring", ring))
+    if s.attempt is not None:
+        parts = [str(s.attempt), f"life {s.life}" if s.life is not None else ""]
+        parts += [f"release {clean(s.release)}" if s.release else ""]
+        parts += [f"started {duration(now - s.started)} ago" if s.started is not None else ""]
+        rows.append(("attempt", Text(", ".join(filter(None, parts)))))
+    if s.error is not None:
+        first = Text(f"{clean(s.error.worker)}: ", "bold red")
+        first.append(_short(s.error.message, space * 3), "red")
+        rows.append(("cause", first))
+    if s.exit is not None:
+        rows.append(("exit", Text(f"{s.exit.describe()}, {duration(now - s.exit.t)} ago")))
+    if s.checkpoint is not None:
+        text = f"step {s.checkpoint.step}, {duration(now - s.checkpoint.t)} ago"
+        rows.append(("checkpoint", Text(text)))
+    if s.last_event is not None:
+        rows.append(("last event", Text(f"{event_text(s.last_event)}, {duration(now - s.last_event.t)} ago")))
+    if s.session is not None:
+        rows.append(("session", _session(s)))
+    rows.append(("seen", _seen(s, now)))
+    rows += [("warning", Text(clean(w), "yellow")) for w in s.warnings]
+    return rows
+
+
+def _step(p: Progress, space: int) -> Text:
+    if p.step is None:
+        return Text(DASH)
+    if not p.total:
+        return Text(str(p.step))
+    share = p.step / p.total
+    tail = f" {percent(share):>5}"
+    if p.eta_s is not None:
+        tail += f"  ETA {duration(p.eta_s)}"
+    count = f"{p.step}/{p.total}  "
+    width = max(5, min(40, space - len(count) - len(tail) - 1))
+    return Text.assemble(count, (bar(share, width).replace(" ", "·"), "green"), tail)
+
+
+def _numbers(p: Progress) -> Text:
+    parts = [("loss", fixed(p.loss, 4)), ("acc", percent(p.acc)), ("tau", fixed(p.tau, 2))]
+    if p.epoch is not None:
+        parts.append(("epoch", fixed(p.epoch, 2)))
+    if p.lr is not None:
+        parts.append(("lr", f"{p.lr:.2g}"))
+    return Text("   ").join(Text.assemble((f"{k} ", "bright_black"), v) for k, v in parts)
+
+
+def _rate(p: Progress) -> Text:
+    if p.rate is not None and p.block_tok_s is None:
+        return Text(f"{p.rate:g} (as the trainer says)")
+    return Text(f"block {ktok(p.block_tok_s)} Ktok/s   context {ktok(p.ctx_tok_s)} Ktok/s")
+
+
+def _session(s: Snapshot) -> Text:
+    assert s.session is not None
+    if not s.session.alive:
+        return Text(f"{clean(s.session.name)} is gone (the trainer does not need it)", "yellow")
+    return Text(f"{clean(s.session.name)}  (dflash-ops attach {shlex.quote(clean(s.job))})")
+
+
+def _seen(s: Snapshot, now: float) -> Text:
+    old = now - s.t
+    text = Text(f"{age(old)} ago", "yellow" if old > FRESH_S else "")
+    if s.resident is not None and not s.resident.alive:
+        text.append("  the resident does not run: nobody watches between your questions", "yellow")
+    return text
+
+
+def _workers(workers: Mapping[str, WorkerShares], width: int) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bright_black", pad_edge=False)
+    table.add_column("worker", min_width=_LABEL, no_wrap=True, overflow="ellipsis")
+    table.add_column("busy", no_wrap=True)
+    for name, _, _ in SHARES:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("life", justify="right", no_wrap=True)
+    cells = 30 if width >= 100 else 20
+    for worker, shares in workers.items():
+        values = [getattr(shares, name) for name, _, _ in SHARES]
+        table.add_row(clean(worker), _share_bar(values, cells), *map(percent, values), str(shares.life))
+    return table
+
+
+def _share_bar(values: Sequence[float | None], cells: int) -> Text:
+    """Parts side by side; each ends where the sum so far says, so that rounding never makes the bar too long."""
+    text, at, total = Text(), 0, 0.0
+    for value, (_, mark, style) in zip(values, SHARES, strict=True):
+        total += value or 0.0
+        end = min(cells, round(total * cells))
+        text.append(mark * (end - at), style)
+        at = max(at, end)
+    text.append(" " * (cells - at))
+    return text
+
+
+def event_text(event: Event) -> str:
+    """`checkpoint step=100`: the event and its small data."""
+    data = [f"{k}={v}" for k, v in event.data.items() if isinstance(v, (int, float, str)) and len(str(v)) <= 40]
+    return clean(" ".join([event.event, *data[:3]]))
+
+
+def _short(text: str, limit: int) -> str:
+    one = clean(text)
+    return one if len(one) <= limit else one[: limit - 1] + "…"
+
+
+def line(s: Snapshot, now: float) -> str:
+    """One plain line, for logs and pipes: `main stepping since 12 min step 120/500 loss 2.3101 ...`."""
+    parts = [clean(s.job), s.state.value, f"since {duration(now - s.since)}"]
+    if s.stage is not None and s.state in (State.LOADING, State.COMPILING):
+        parts.append(clean(f"{s.stage.name} {s.stage.k}/{s.stage.n} {s.stage.what}" if s.stage.n else s.stage.name))
+    if (p := s.progress) is not None and p.step is not None:
+        parts.append(f"step {p.step}/{p.total}" if p.total else f"step {p.step}")
+        parts += [f"loss {p.loss:.4f}"] if p.loss is not None else []
+        parts += [f"acc {p.acc:.3f}"] if p.acc is not None else []
+        parts += [f"tau {p.tau:.2f}"] if p.tau is not None else []
+        parts += [f"{ktok(p.block_tok_s)} Ktok/s"] if p.block_tok_s is not None else []
+        parts += [f"ring {p.ring_ready}/{p.ring_slots}"] if p.ring_slots else []
+        parts += [f"ETA {duration(p.eta_s)}"] if p.eta_s is not None and s.exit is None else []
+    if s.error is not None and s.state is State.CRASHED:
+        parts.append(f"cause {clean(s.error.worker)}: {_short(s.error.message, 160)}")
+    if s.exit is not None:
+        parts.append(s.exit.describe())
+    elif s.detail:
+        parts.append(_short(s.detail, 160))
+    return "  ".join(parts)
+
+
+def change_key(s: Snapshot) -> tuple[object, ...]:
+    """Two snapshots with the same key need no second line."""
+    p = s.progress
+    stage = (s.stage.name, s.stage.k, s.stage.what) if s.stage is not None else None
+    return (s.state, s.attempt, s.life, stage if p is None or p.step is None else None, p.step if p else None)
+
+
+def table(rows: Sequence[tuple[Snapshot, float]], hosts: Mapping[str, str]) -> Table:
+    """Many jobs, one line each; `hosts` = job -> host name."""
+    grid = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
+    for head in ("job", "host", "state", "since"):
+        grid.add_column(head, no_wrap=True, overflow="ellipsis")
+    for head in ("step", "loss", "tau", "Ktok/s", "ETA"):
+        grid.add_column(head, justify="right", no_wrap=True)
+    for s, now in rows:
+        mark, style = STYLES[s.state]
+        p = s.progress or Progress(t=s.t)
+        step = DASH if p.step is None else f"{p.step}/{p.total}" if p.total else str(p.step)
+        grid.add_row(
+            Text(clean(s.job), "bold"),
+            Text(clean(hosts.get(s.job, ""))),
+            Text(f"{mark} {s.state.value}", style),
+            duration(now - s.since),
+            step,
+            fixed(p.loss, 4),
+            fixed(p.tau, 2),
+            ktok(p.block_tok_s),
+            DASH if s.exit is not None else duration(p.eta_s),
+        )
+    return grid
