@@ -1,0 +1,139 @@
+"""Writes and reads drafters in the layout that servers load: config.json and model.safetensors, no prefix on names."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trainer.drafter import Drafter
+from trainer.drafter_config import DrafterConfig
+from trainer.errors import CheckpointError, ConfigError
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+
+
+def drafter_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of such a drafter; allocates nothing."""
+    with torch.device("meta"):
+        return {name: tuple(t.shape) for name, t in Drafter(config).state_dict().items()}
+
+
+def export_drafter(
+    drafter_state: Mapping[str, Tensor],
+    config: DrafterConfig,
+    out_dir: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Path:
+    """Writes a drafter beside `out_dir`, makes it durable, and renames it into place.
+
+    Args:
+        drafter_state: the drafter's `state_dict()`, or its float32 masters under the same names.
+        config: its geometry.
+        out_dir: replaced if it is an earlier export.
+        dtype: of the weights written; as they are if None.
+
+    Returns:
+        `out_dir`.
+
+    Raises:
+        CheckpointError: tensors are missing, unknown or of another shape.
+        ConfigError: `out_dir` is something else than an earlier export, or cannot be written.
+    """
+    from safetensors.torch import save_file
+
+    out = Path(out_dir)
+    _check_state({k: tuple(v.shape) for k, v in drafter_state.items()}, config, str(out))
+    if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (out / WEIGHTS_FILE).exists())):
+        raise ConfigError("the output folder exists and is no earlier export", str(out), "name another folder")
+    weights = {k: v.detach().to("cpu", dtype or v.dtype).contiguous().clone() for k, v in drafter_state.items()}
+    written = next(iter(weights.values())).dtype
+    described = config.to_hf()
+    described["dtype"] = described["torch_dtype"] = str(written).removeprefix("torch.")
+
+    beside = out.with_name(f".{out.name}.{os.getpid()}.new")
+    aside = out.with_name(f".{out.name}.{os.getpid()}.old")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir()
+        save_file(weights, str(beside / WEIGHTS_FILE), metadata={"format": "pt"})
+        (beside / CONFIG_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+        for path in (beside / WEIGHTS_FILE, beside / CONFIG_FILE, beside):
+            _sync(path)
+        if out.exists():
+            out.rename(aside)
+        beside.rename(out)
+        _sync(out.parent)
+    except OSError as error:
+        raise ConfigError(f"the export cannot be written: {error}", str(out), "check space and permissions") from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+        if aside.exists():
+            if out.exists():
+                shutil.rmtree(aside, ignore_errors=True)
+            else:
+                aside.rename(out)
+    return out
+
+
+def load_drafter(folder: str | Path) -> tuple[DrafterConfig, dict[str, Tensor]]:
+    """Reads a drafter, ours or a published one, and checks it against its own config.
+
+    Returns:
+        Its config and its weights on the CPU, in the dtype they have: `Drafter(config).load_state_dict(state)`.
+
+    Raises:
+        ConfigError: no drafter folder, another architecture, or a config that cannot be.
+        CheckpointError: weights that are damaged, missing, unknown or of another shape.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    folder = Path(folder)
+    try:
+        described = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError("no config.json: this is not a drafter's folder", str(folder)) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"config.json cannot be read: {error}", str(folder / CONFIG_FILE)) from error
+    if not isinstance(described, dict):
+        raise ConfigError("config.json is not an object", str(folder / CONFIG_FILE))
+    config = DrafterConfig.from_hf(described)
+    weights = folder / WEIGHTS_FILE
+    try:
+        state = load_file(str(weights))
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(f"the drafter's weights cannot be read: {error}", str(weights)) from error
+    _check_state({k: tuple(v.shape) for k, v in state.items()}, config, str(weights))
+    return config, state
+
+
+def _check_state(found: Mapping[str, tuple[int, ...]], config: DrafterConfig, where: str) -> None:
+    expected = drafter_shapes(config)
+    missing, unknown = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+    if missing or unknown:
+        parts = []
+        if missing:
+            parts.append(f"{len(missing)} tensors missing, first {missing[0]}")
+        if unknown:
+            parts.append(f"{len(unknown)} unknown, first {unknown[0]}")
+        raise CheckpointError(f"the weights are not this drafter's: {'; '.join(parts)}", where)
+    for name, shape in expected.items():
+        if found[name] != shape:
+            raise CheckpointError(f"{name} is {list(found[name])}, the config says {list(shape)}", where)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
