@@ -262,7 +262,10 @@ def _trainer(table: Table) -> Trainer:
     for key in TRAINER_TABLES:
         below = table.table(key)
         if below is not None:
-            tables[key] = dict(below.values)
+            tables[key] = MappingProxyType(dict(below.values))
+            for role in ("target_devices", "drafter_devices"):
+                if key == "workers" and role in below:
+                    below.fault(f"{role} does not belong into workers", role, f"write it one table up: {role} = [...]")
     target, drafter = roles["target"], roles["drafter"]
     if target is not None and drafter is not None and (fault := check_roles(target, drafter)) is not None:
         table.fault(fault.what, f"{fault.role}_devices", fault.fix)

@@ -61,6 +61,9 @@ def apply_sets(job: Job, sets: Sequence[str], tables: Sequence[str]) -> tuple[di
             changes[key] = _positive(value, text)
         elif key == "history_limit":
             changes[key] = int(_positive(value, text))
+        elif key in ("workers.target_devices", "workers.drafter_devices"):
+            option = f"--{key[8:-8]}-gpus"
+            raise UsageError("devices have an option of their own", f"--set {text}", f"write {option} 0,1,2")
         elif head in tables and rest:
             trainer = changes.get("trainer", job.trainer)
             if trainer is None:
@@ -75,7 +78,8 @@ def apply_sets(job: Job, sets: Sequence[str], tables: Sequence[str]) -> tuple[di
             raise UsageError(
                 f"there is no key {key!r} to set{_near(key, head, tables)}", f"--set {text}", _known(tables)
             )
-        said[key] = "(secret)" if _is_secret(job, key) else value
+        # What enters the environment is journaled by name only: it may be somebody's key.
+        said[key] = "(set)" if head == "env" else value
     return changes, said
 
 

@@ -31,7 +31,7 @@ kind = "local"                      # this machine
 host = {host}
 root = {root}
 session = "dflash-demo"
-interpreter = ".venv/bin/python"    # the Python that has torch
+interpreter = {interpreter}    # the Python that has torch
 
 [jobs.demo.trainer]
 target_devices = ["cpu", "cpu"]     # one process each
@@ -41,15 +41,16 @@ drafter_devices = ["cpu"]
 path = "target"                     # relative to root, as all paths of the trainer
 
 [jobs.demo.trainer.drafter]
+mask_token_id = 259
 layers = 2
 block_size = 8
 
 [jobs.demo.trainer.data]
 path = "data/train.jsonl"
+batch_size = 8
 
 [jobs.demo.trainer.train]
 steps = 250
-batch_size = 8
 
 # A long run in the container: five GPUs run the target, three train drafters.
 # [jobs.dflash]
@@ -70,6 +71,9 @@ batch_size = 8
 # [jobs.dflash.trainer.target]
 # path = "/models/target"
 #
+# [jobs.dflash.trainer.drafter]
+# mask_token_id = 151669            # a token of the target's vocabulary that no text uses
+#
 # [jobs.dflash.trainer.data]
 # path = "/data/train.jsonl"
 
@@ -89,6 +93,12 @@ def quote(text: str) -> str:
     return '"' + "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in out) + '"'
 
 
-def template(host: str = "local", root: str = ".dflash/demo") -> str:
-    """The text of a new inventory; `host` names its local host, `root` is the demo job's folder."""
-    return _TEMPLATE.format(host=quote(host), host_key=quote_key(host), root=quote(root))
+def template(host: str = "local", root: str = ".dflash/demo", interpreter: str = ".venv/bin/python") -> str:
+    """The text of a new inventory.
+
+    Args:
+        host: name of its local host. root, interpreter: the demo job's, as they are to stand there.
+    """
+    return _TEMPLATE.format(
+        host=quote(host), host_key=quote_key(host), root=quote(root), interpreter=quote(interpreter)
+    )
