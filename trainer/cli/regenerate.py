@@ -1,0 +1,84 @@
+"""`python -m trainer regenerate`: the target's own responses, as training data."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Let the target answer every prompt greedily and write training data for a drafter. A killed call is "
+        "continued by the same command; a finished one does nothing."
+    )
+    parser.add_argument("--target", type=Path, required=True, help="folder of the target")
+    parser.add_argument("--prompts", type=Path, required=True, help="JSON lines with prompt, messages or input_ids")
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines to write")
+    parser.add_argument("--max-new", type=int, required=True, help="new tokens of a response, at most")
+    parser.add_argument("--batch", type=int, default=64, help="responses made at a time (default 64)")
+    parser.add_argument("--limit", type=int, default=None, help="only the first N prompts")
+    parser.add_argument("--skip-bad", action="store_true", help="leave bad prompt lines out instead of refusing them")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    parser.add_argument("--device", default="cpu", help="such as cpu or cuda:0 (default cpu)")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads (default: all cores, at most 8)")
+    parser.add_argument("--json", action="store_true", help="the last line of the output is a JSON object")
+
+
+def main(args: argparse.Namespace) -> int:
+    from trainer.bar import Bar
+    from trainer.regenerate import Plan, regenerate
+
+    start = time.monotonic()
+    bar: Bar | None = None
+
+    def planned(plan: Plan) -> None:
+        nonlocal bar
+        for fault in plan.skipped:
+            print(f"left out: {fault}", file=sys.stderr)
+        if 0 < plan.done < plan.total:
+            print(f"going on: {plan.done} of {plan.total} responses are there", file=sys.stderr)
+        if plan.done < plan.total:
+            import torch  # only now: a finished file needs none of it
+
+            torch.set_num_threads(args.threads or min(8, os.cpu_count() or 1))
+            bar = Bar("responses", plan.total, "prompts", done=plan.done)
+
+    def progress(done: int, tokens: int) -> None:
+        assert bar is not None
+        bar.update(done, f"{tokens / max(1e-9, time.monotonic() - start):.0f} tok/s")
+
+    try:
+        plan = regenerate(
+            args.target,
+            args.prompts,
+            args.out,
+            max_new=args.max_new,
+            batch=args.batch,
+            dtype=args.dtype,
+            device=args.device,
+            limit=args.limit,
+            skip_bad=args.skip_bad,
+            planned=planned,
+            progress=progress,
+        )
+    finally:
+        if bar is not None:
+            bar.close()
+    reused = plan.done == plan.total
+    print(f"{'found' if reused else 'wrote'} {plan.total} responses in {plan.out}")
+    if args.json:
+        record = {
+            "schema": 1,
+            "kind": "regenerate",
+            "out": str(plan.out),
+            "responses": plan.total,
+            "made": plan.total - plan.done,
+            "skipped": len(plan.skipped),
+            "seconds": round(time.monotonic() - start, 3),
+        }
+        print(json.dumps(record))
+    return 0

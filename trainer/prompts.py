@@ -1,0 +1,171 @@
+"""Prompt files: JSON lines, each `{"prompt": text}`, `{"messages": [...]}` or `{"input_ids": [...]}`.
+
+Text is tokenized as it is, without special tokens; messages go through the model's own chat template, with the
+opening of the answer. Other keys are left alone, so a dataset of a chat trainer can be given as it is (a last message
+of the assistant is dropped: the target is to write it anew).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import ConfigError, DataError
+
+_FORMS = '{"prompt": "text"}, {"messages": [{"role": ..., "content": ...}]} or {"input_ids": [1, 2, 3]}'
+_NAMED = 10
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt as written: the line it stands on (from 1), and one of text, messages and input_ids."""
+
+    line: int
+    text: str | None = None
+    messages: Sequence[dict[str, Any]] | None = None
+    input_ids: Sequence[int] | None = None
+
+
+def read_prompts(file: Path, *, limit: int | None = None, skip_bad: bool = False) -> tuple[list[Prompt], list[str]]:
+    """The prompts of a file, and what is wrong with the lines left out (only with `skip_bad`).
+
+    Raises:
+        ConfigError: the file cannot be read.
+        DataError: bad lines (the first ten named, with file and line), or no prompt at all.
+    """
+    prompts: list[Prompt] = []
+    bad: list[str] = []
+    try:
+        raw = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"the prompts cannot be read: {error.strerror}", str(file), "check --prompts") from error
+    for number, line in enumerate(raw.split(b"\n"), start=1):
+        if limit is not None and len(prompts) == limit:
+            break
+        if not line.strip():
+            continue
+        try:
+            prompts.append(_parse(number, line))
+        except ValueError as error:
+            bad.append(f"{file}:{number}: {error}")
+    if bad and not skip_bad:
+        rest = f"\n  and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+        raise DataError(
+            f"{len(bad)} bad prompt line{'s' if len(bad) > 1 else ''}:\n  " + "\n  ".join(bad[:_NAMED]) + rest,
+            str(file),
+            f"each line is one of {_FORMS}; mend them, or leave them out with --skip-bad",
+        )
+    if not prompts:
+        raise DataError("no prompts", str(file), f"one a line: {_FORMS}")
+    return prompts, bad
+
+
+def _parse(number: int, line: bytes) -> Prompt:
+    try:
+        value = json.loads(line)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"no UTF-8 ({error.reason} at byte {error.start})") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"no JSON ({error.msg} at column {error.colno})") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"a JSON {type(value).__name__}, not an object")
+    given = [key for key in ("prompt", "messages", "input_ids") if key in value]
+    if len(given) != 1:
+        raise ValueError(f"needs one of prompt, messages, input_ids; it has {' and '.join(given) or 'none of them'}")
+    if given == ["prompt"]:
+        if not isinstance(value["prompt"], str) or not value["prompt"]:
+            raise ValueError("prompt is no text, or empty")
+        return Prompt(number, text=value["prompt"])
+    if given == ["input_ids"]:
+        ids = value["input_ids"]
+        if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
+            raise ValueError("input_ids is no list of token ids, or empty")
+        return Prompt(number, input_ids=ids)
+    messages = value["messages"]
+    if not isinstance(messages, list) or not all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages
+    ):
+        raise ValueError("messages is no list of objects with a role")
+    if messages and messages[-1]["role"] == "assistant":
+        messages = messages[:-1]
+    if not messages:
+        raise ValueError("messages holds nothing to answer")
+    return Prompt(number, messages=messages)
+
+
+def tokenize(prompts: Sequence[Prompt], target: Path, file: Path, *, vocab_size: int, longest: int) -> list[list[int]]:
+    """Token ids of each prompt, by the target's own tokenizer (which is loaded only if a prompt needs it).
+
+    Args:
+        vocab_size: ids lie below it. longest: most tokens that a prompt may have.
+
+    Raises:
+        ConfigError: the target's folder has no tokenizer, or no chat template for messages.
+        DataError: a prompt is empty, too long, or holds an id that the target does not know; names file and line.
+    """
+    tokenizer: Any = None
+    out: list[list[int]] = []
+    for prompt in prompts:
+        if prompt.input_ids is not None:
+            ids = list(prompt.input_ids)
+        else:
+            if tokenizer is None:
+                tokenizer = load_tokenizer(target)
+            ids = _ids(tokenizer, prompt, target)
+        place = f"{file}:{prompt.line}"
+        if not ids:
+            raise DataError("the prompt has no tokens", place, "remove the line")
+        if max(ids) >= vocab_size:
+            raise DataError(f"token id {max(ids)} is not below the target's vocabulary of {vocab_size}", place)
+        if len(ids) > longest:
+            raise DataError(
+                f"the prompt has {len(ids)} tokens; with the response it would pass the target's length "
+                f"(at most {longest} here)",
+                place,
+                "shorten it, or lower --max-new",
+            )
+        out.append(ids)
+    return out
+
+
+def _ids(tokenizer: Any, prompt: Prompt, target: Path) -> list[int]:
+    if prompt.messages is None:
+        return list(tokenizer(prompt.text, add_special_tokens=False)["input_ids"])
+    if not getattr(tokenizer, "chat_template", None):
+        raise ConfigError("the prompts are messages, and the target has no chat template", str(target), "use text")
+    text = tokenizer.apply_chat_template(list(prompt.messages), tokenize=False, add_generation_prompt=True)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def load_tokenizer(target: Path) -> Any:
+    """The tokenizer in the target's folder; ConfigError if there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(target), local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(
+            f"the target's tokenizer cannot be loaded: {first}",
+            str(target),
+            "put its tokenizer.json there, or give prompts as input_ids",
+        ) from error
+
+
+def end_tokens(target: Path) -> frozenset[int]:
+    """The ids that end a response: `eos_token_id` of generation_config.json, else of config.json (text part too)."""
+    for name in ("generation_config.json", "config.json"):
+        try:
+            config = json.loads((target / name).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{name} cannot be read: {error}", str(target / name)) from error
+        for part in (config, config.get("text_config") or {}):
+            ids = part.get("eos_token_id")
+            if ids is not None:
+                return frozenset([ids] if isinstance(ids, int) else ids)
+    return frozenset()
