@@ -89,16 +89,6 @@ class Trainer:
     drafter_devices: tuple[str, ...]
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def run_config(self) -> dict[str, Any]:
-        """Tables of run.toml, the devices among them (docs/run-config.md); plain dicts and lists."""
-        config: dict[str, Any] = {"schema": 1, **{name: dict(table) for name, table in self.tables.items()}}
-        config["workers"] = {
-            **config.get("workers", {}),
-            "target_devices": list(self.target_devices),
-            "drafter_devices": list(self.drafter_devices),
-        }
-        return config
-
 
 @dataclass(frozen=True)
 class Remedy:

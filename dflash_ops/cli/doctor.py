@@ -1,0 +1,66 @@
+"""`dflash-ops doctor`: what this machine and a job's host still need, and what to do for each thing missing."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash_ops.cli.common import InventoryOption, JobArgument, JsonOption, console, load_inventory
+from dflash_ops.errors import InventoryError, UsageError
+
+if TYPE_CHECKING:
+    from dflash_ops.doctor.report import Report
+
+#: Sign and style of each status; the words stand beside the signs, so that nothing is said by colour alone.
+SIGNS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("fail", "bold red"), "skip": ("skip", "dim")}
+
+
+def command(job: JobArgument = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> int:
+    """Check this machine and a job's host, and say what to do for each thing missing. Exits 3 if anything fails."""
+    report = _report(inventory, job)
+    if as_json:
+        print(json.dumps(report.to_dict(), ensure_ascii=False))
+    else:
+        _render(report)
+    return 0 if report.ok else 3
+
+
+def _report(inventory: Path | None, name: str | None) -> Report:
+    from dflash_ops.doctor.examine import examine, without_job
+    from dflash_ops.hosts.factory import open_host
+
+    try:
+        loaded = load_inventory(inventory)
+        job = loaded.job(name)
+        host = open_host(loaded, job.host)
+    except InventoryError as error:
+        return without_job(error)  # this machine can be looked at all the same
+    except UsageError as error:
+        if name is not None:
+            raise  # a job was named, and it is not there
+        return without_job(error)
+    try:
+        return examine(loaded, job, host, os.environ)
+    finally:
+        host.close()
+
+
+def _render(report: Report) -> None:
+    from rich.text import Text
+
+    out = console()
+    for section in report.sections:
+        out.print(Text(section.place, style="bold"))
+        width = max(len(c.name) for c in section.checks)
+        for check in section.checks:
+            sign, style = SIGNS[check.status]
+            out.print(Text.assemble("  ", (sign, style), f"  {check.name:<{width}}  ", check.what.replace("\n", " ")))
+            if check.next:
+                out.print(Text.assemble(" " * (width + 10), ("next: ", "green"), check.next))
+    failed, warned = report.count("fail"), report.count("warn")
+    if failed:
+        out.print(Text(f"{failed} to mend" + (f", {warned} to look at" if warned else ""), style="bold red"))
+    else:
+        out.print(Text("all is ready" + (f"; {warned} to look at" if warned else ""), style="bold green"))
