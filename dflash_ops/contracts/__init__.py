@@ -3,7 +3,7 @@
 Standard library only, Python 3.10 syntax: the resident ships this package into the container.
 """
 
-from dflash_ops.contracts.attempt import ExitRecord, Process, StartRecord
+from dflash_ops.contracts.attempt import ExitRecord, Process, StartRecord, StopRecord
 from dflash_ops.contracts.codec import dumps, from_dict, to_dict
 from dflash_ops.contracts.job import JobSpec, Limits
 from dflash_ops.contracts.journal import Event, decode_journal, encode_event
@@ -44,6 +44,7 @@ __all__ = [
     "StageInfo",
     "StartRecord",
     "State",
+    "StopRecord",
     "TrainerExit",
     "WorkerShares",
     "decode_journal",

@@ -32,12 +32,27 @@ class StartRecord:
     env_names: tuple[str, ...] = ()
     overrides: dict[str, str] = field(default_factory=dict)
     reason: str = ""
+    cache_dir: str = ""
+    schema: int = 1
+
+
+@dataclass(frozen=True)
+class StopRecord:
+    """stop.json: somebody asked for the end of this attempt; written before the signal is sent."""
+
+    SCHEMA: ClassVar[int] = 1
+
+    attempt: int
+    t: float
+    actor: str = "operator"
+    reason: str = ""
+    grace_s: float = 0.0
     schema: int = 1
 
 
 @dataclass(frozen=True)
 class ExitRecord:
-    """Exactly one of `rc` and `signal` is not null."""
+    """Exactly one of `rc` and `signal` is not null. `detail` says why a trainer could not be started at all."""
 
     SCHEMA: ClassVar[int] = 1
 
@@ -49,13 +64,14 @@ class ExitRecord:
     requested: str | None = None
     log_bytes: int = 0
     log_lost_bytes: int = 0
+    detail: str = ""
     schema: int = 1
 
     def state(self, finished_rc: tuple[int, ...] = (0,)) -> State:
-        """finished, stopped or crashed: an operator's own stop is never a crash."""
+        """finished, stopped or crashed: an operator's own stop, Ctrl-C or TERM is never a crash."""
         if self.rc is not None and self.rc in finished_rc:
             return State.FINISHED
-        if self.requested is not None or self.rc == TrainerExit.STOPPED:
+        if self.requested is not None or self.rc == TrainerExit.STOPPED or self.signal in ("SIGTERM", "SIGINT"):
             return State.STOPPED
         return State.CRASHED
 

@@ -19,6 +19,14 @@ class AttemptLayout:
         return self.path / "exit.json"
 
     @property
+    def job(self) -> Path:
+        return self.path / "job.json"
+
+    @property
+    def stop(self) -> Path:
+        return self.path / "stop.json"
+
+    @property
     def log(self) -> Path:
         return self.path / "log"
 
@@ -105,6 +113,10 @@ class Layout:
     @property
     def resident_pid(self) -> Path:
         return self.run / "resident.json"
+
+    @property
+    def resident_lock(self) -> Path:
+        return self.run / "resident.lock"
 
     @property
     def resident_log(self) -> Path:

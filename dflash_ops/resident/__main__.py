@@ -1,0 +1,70 @@
+"""`python3 resident.pyz COMMAND --root ROOT ...`: a table of commands, each imported only when it is called.
+
+Answers are JSON on standard output (`logs` gives raw bytes). An expected failure is one line
+`{"schema":1,"error":{"type","what","where","next"}}` there, with the exit code of its class (dflash_ops/errors.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+from pathlib import Path
+
+#: command -> (module, function, what it does)
+COMMANDS = {
+    "start": ("start", "main", "start the next attempt of the job on standard input"),
+    "stop": ("stop", "main", "TERM, then KILL after the grace time"),
+    "snapshot": ("snapshot", "main", "the job's state"),
+    "follow": ("snapshot", "follow_main", "the job's state, one line a change"),
+    "loop": ("loop", "main", "keep snapshot.json fresh (a daemon)"),
+    "wrap": ("wrap", "main", "run the trainer (called by start)"),
+    "logs": ("logs", "main", "an attempt's log, raw"),
+    "journal": ("records", "journal_main", "what was done, and when"),
+    "record": ("records", "record_main", "write an operator's event into the journal"),
+    "attempts": ("records", "attempts_main", "list all attempts"),
+    "activate": ("records", "activate_main", "switch `current` to a release"),
+    "aside": ("aside", "main", "move the checkpoints aside, whole"),
+    "preflight": ("preflight", "main", "is the machine ready for the job"),
+}
+
+
+def usage() -> str:
+    lines = [f"  {name:10} {what}" for name, (_, _, what) in COMMANDS.items()]
+    return "usage: resident COMMAND --root ROOT ...\n\n" + "\n".join(lines) + "\n"
+
+
+def main(args: list[str]) -> int:
+    from dflash_ops.errors import DflashError, UsageError
+    from dflash_ops.resident import answer
+
+    if not args or args[0] in ("-h", "--help"):
+        sys.stdout.write(usage())
+        return 0 if args else 2
+    try:
+        if args[0] not in COMMANDS:
+            raise UsageError(f"no command {args[0]!r}", "resident", f"use one of {', '.join(COMMANDS)}")
+        module, function, _ = COMMANDS[args[0]]
+        run = getattr(importlib.import_module(f"dflash_ops.resident.{module}"), function)
+        return int(run(args[1:]))
+    except DflashError as failure:
+        return answer.error(failure)
+    except BrokenPipeError:
+        # The reader went away: nothing to say, and nobody to say it to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
+    except OSError as failure:
+        advice = {errno.ENOSPC: "make room on that disk", errno.EROFS: "make that file system writable"}
+        text = f"`{args[0]}` failed: {failure.strerror or failure}"
+        place = str(failure.filename or "")
+        return answer.error(DflashError(text, place, advice.get(failure.errno or 0, "see whether it may be accessed")))
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    # By its real name from here on: `current.pyz` may be switched while we run, and zipimport reads by name.
+    if sys.path and Path(sys.path[0]).is_file():
+        sys.path[0] = os.path.realpath(sys.path[0])
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,108 @@
+"""`aside`: move the checkpoints away, whole, so that one rename brings them back. Nothing is ever deleted."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+from dflash_ops.contracts import JobSpec, Layout
+from dflash_ops.errors import DflashError, JobBusy
+from dflash_ops.resident import attempts, journal, spec
+from dflash_ops.resident.answer import say
+from dflash_ops.resident.files import load, run_lock, sync_folder, write_atomic
+
+
+def main(args: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="aside")
+    parser.add_argument("--root", required=True, type=Path)
+    parser.add_argument("--reason", required=True)
+    parser.add_argument("--actor", default="operator")
+    options = parser.parse_args(args)
+    layout = Layout(options.root.absolute())
+    with run_lock(layout.lock, "aside"):
+        say(aside(layout, options.reason, options.actor))
+    return 0
+
+
+def aside(layout: Layout, reason: str, actor: str = "operator") -> dict[str, Any]:
+    """Move the checkpoints folder to `checkpoints.aside/<UTC time>/checkpoints`, with a manifest beside it.
+
+    A folder on another file system is moved beside itself instead: only a rename is whole or not at all.
+
+    Raises:
+        JobBusy: the job lives.
+        DflashError: the folder cannot be renamed.
+    """
+    last = attempts.last(layout)
+    if last is not None and (last.launcher_alive or last.wrapper_alive):
+        raise JobBusy("the job lives and writes there", str(last.layout.path), "stop it first")
+    job = load(JobSpec, layout.job)
+    folder = spec.checkpoints_folder(job, layout.root) if job is not None else layout.root / "checkpoints"
+    folder = Path(os.path.realpath(folder))
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return {"schema": 1, "moved": False, "from": str(folder), "to": None, "files": 0, "bytes": 0}
+    files = _listing(folder)
+    size = sum(int(f["size"]) for f in files)
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    base = layout.aside
+    if folder.stat().st_dev != layout.root.stat().st_dev:
+        base = folder.with_name(folder.name + ".aside")
+    place = _new_folder(base, stamp)
+    moved = place / folder.name
+    manifest = {
+        "schema": 1,
+        "t": time.time(),
+        "reason": reason,
+        "actor": actor,
+        "from": str(folder),
+        "to": str(moved),
+        "attempt": last.number if last is not None else None,
+        "restore": f"mv -T {moved} {folder}",
+        "files": files,
+        "bytes": size,
+    }
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    write_atomic(place / "manifest.json", json.dumps(manifest, ensure_ascii=False, indent=1).encode() + b"\n")
+    data = {"from": str(folder), "to": str(moved), "reason": reason, "files": len(files), "bytes": size}
+    journal.append(layout.journal, "checkpoints_aside", actor=actor, data=data)
+    try:
+        folder.rename(moved)
+    except OSError as error:
+        (place / "manifest.json").unlink()
+        place.rmdir()
+        why = "it is a mount point" if error.errno in (errno.EBUSY, errno.EXDEV) else str(error.strerror)
+        raise DflashError(
+            f"the checkpoints folder cannot be moved: {why}", str(folder), "let the job write into a folder below it"
+        ) from error
+    folder.mkdir(mode=mode)
+    sync_folder(folder.parent)
+    return {"schema": 1, "moved": True, "from": str(folder), "to": str(moved), "files": len(files), "bytes": size}
+
+
+def _new_folder(base: Path, stamp: str) -> Path:
+    """A folder that was not there; two moves in one second get two folders."""
+    base.mkdir(parents=True, exist_ok=True)
+    for number in range(1000):
+        place = base / (stamp if number == 0 else f"{stamp}-{number}")
+        try:
+            place.mkdir()
+            return place
+        except FileExistsError:
+            continue
+    raise DflashError("no free name for the folder", str(base / stamp), "try again in a second")
+
+
+def _listing(folder: Path) -> list[dict[str, Any]]:
+    files = []
+    for base, _, names in os.walk(folder):
+        for name in names:
+            path = Path(base) / name
+            info = path.lstat()
+            files.append({"path": str(path.relative_to(folder)), "size": info.st_size, "mtime": info.st_mtime})
+    return sorted(files, key=lambda f: str(f["path"]))

@@ -1,0 +1,354 @@
+"""One look at a job: files and /proc in, a Snapshot out. Used by the loop (again and again) and by `snapshot` (once).
+
+The rule here: a look reads only what is new since the last one, at most a fixed number of bytes, and what it could not
+read is a warning, never a guess.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from dflash_ops.contracts import (
+    CheckpointInfo,
+    ErrorInfo,
+    Event,
+    Layout,
+    Limits,
+    Process,
+    Progress,
+    ProgressPattern,
+    ResidentInfo,
+    SessionInfo,
+    Snapshot,
+    StageInfo,
+    State,
+    decode_journal,
+)
+from dflash_ops.errors import ContractError
+from dflash_ops.resident import attempts, proc
+from dflash_ops.resident.attempts import Attempt
+from dflash_ops.resident.files import lock_held, read_tail
+from dflash_ops.resident.scan import LogScanner, MetricsScanner, Said
+from dflash_ops.resident.tmux import SessionProbe
+from dflash_ops.supervise.health import Evidence, assess, quantile, warnings
+
+#: Bytes of a file that one look reads at most; what is older is skipped.
+PIECE = 1 << 22
+#: Seconds between two looks for processes that an ended attempt left behind.
+LEFT_EVERY = 10.0
+
+
+class Tail:
+    """New bytes of a file that grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._at = 0
+        self.mtime = 0.0
+
+    def read(self) -> bytes:
+        """What is new, the last PIECE bytes of it at most; a file that shrank is read anew."""
+        try:
+            info = self._path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return b""
+        if info.st_size == self._at:
+            return b""
+        self.mtime = info.st_mtime
+        begin = self._at if self._at <= info.st_size else 0
+        skip = info.st_size - begin > PIECE
+        if skip:
+            begin = info.st_size - PIECE
+        with self._path.open("rb") as file:
+            file.seek(begin)
+            data = file.read(info.st_size - begin)
+        self._at = begin + len(data)
+        # What was skipped ends in the middle of a line.
+        return data[data.find(b"\n") + 1 :] if skip else data
+
+
+class Errors:
+    """errors/<worker>/error.json: the earliest is the first cause."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen: dict[Path, tuple[int, int]] = {}
+        self._found: dict[Path, ErrorInfo] = {}
+
+    def first(self) -> ErrorInfo | None:
+        try:
+            workers = list(self._folder.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        for worker in workers:
+            path = worker / "error.json"
+            try:
+                info = path.stat()
+                stamp = (info.st_mtime_ns, info.st_size)
+                if self._seen.get(path) != stamp:
+                    self._found[path] = _error(worker.name, path.read_bytes(), info.st_mtime)
+                    self._seen[path] = stamp
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+        known = sorted(self._found.values(), key=lambda e: (e.t is None, e.t or 0.0, e.worker))
+        return known[0] if known else None
+
+
+def _error(worker: str, raw: bytes, mtime: float) -> ErrorInfo:
+    """torch's form; its message may be a plain string, and a file cut short is told as such."""
+    try:
+        message = json.loads(raw)["message"]
+    except (ValueError, KeyError, TypeError):
+        return ErrorInfo(worker, f"error.json is damaged ({len(raw)} bytes)", mtime)
+    if not isinstance(message, dict):
+        return ErrorInfo(worker, str(message)[:4000], mtime)
+    t = mtime
+    extra = message.get("extraInfo")
+    if isinstance(extra, dict):
+        try:
+            t = float(extra["timestamp"])
+        except (KeyError, ValueError, TypeError):
+            t = mtime
+    return ErrorInfo(worker, str(message.get("message", ""))[:4000], t)
+
+
+class _One:
+    """All that is followed of one attempt."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.number = attempt.number
+        self.bad_pattern = ""
+        pattern = None
+        if attempt.spec is not None and attempt.spec.progress:
+            try:
+                pattern = ProgressPattern(attempt.spec.progress)
+            except ContractError as error:
+                self.bad_pattern = error.what
+        self.log = Tail(attempt.layout.log)
+        self.metrics = Tail(attempt.layout.metrics)
+        self.scanner = LogScanner(pattern)
+        self.numbers = MetricsScanner()
+        self.errors = Errors(attempt.layout.errors)
+        self.checkpoint: CheckpointInfo | None = None
+        self.probe: SessionProbe | None = None
+        if attempt.spec is not None:
+            self.probe = SessionProbe(attempt.spec.socket, attempt.spec.session)
+        self.previous: State | None = None
+        self.since: float | None = None
+        self.p99_floor = 0.0
+        self.left: tuple[int, ...] = ()
+        self.left_at = float("-inf")
+
+
+class Watcher:
+    """Looks at the newest attempt under a root.
+
+    Args:
+        layout: the job's folders.
+        seed: the last snapshot of whoever watched before; it knows since when, and the pace.
+        on_event: called with each event line of the trainer, and its attempt.
+    """
+
+    def __init__(
+        self, layout: Layout, seed: Snapshot | None = None, on_event: Callable[[int, Said], None] | None = None
+    ) -> None:
+        self._layout = layout
+        self._seed = seed
+        self._on_event = on_event
+        self._seq = seed.seq if seed is not None else 0
+        self._one: _One | None = None
+        self._attempt: Attempt | None = None
+        self._stamp: object = None
+        self._journal_size = -1
+        self._last_event: Event | None = None
+        self._journal_checkpoint: CheckpointInfo | None = None
+
+    @property
+    def launcher(self) -> Process | None:
+        """The launcher of the attempt last looked at, as recorded."""
+        return self._attempt.start.launcher if self._attempt is not None and self._attempt.start is not None else None
+
+    def look(self, resident: ResidentInfo | None) -> Snapshot:
+        """The job now."""
+        self._seq += 1
+        self._read_journal()
+        attempt = self._read_attempt()
+        now = time.time()
+        if attempt is None:
+            verdict = assess(Evidence(), now, Limits())
+            return Snapshot(
+                "", now, verdict.state, verdict.since, verdict.detail, self._seq, resident=resident,
+                last_event=self._last_event,
+            )  # fmt: skip
+        one = self._one
+        assert one is not None
+        self._read_new(one)
+        evidence = self._evidence(attempt, one)
+        limits = attempt.spec.limits if attempt.spec is not None else Limits()
+        now = time.time()
+        verdict = assess(evidence, now, limits)
+        one.previous, one.since = verdict.state, verdict.since
+        session, session_alive = self._session(attempt, one)
+        told = list(warnings(evidence, session_alive))
+        if one.bad_pattern:
+            told.append(one.bad_pattern)
+        if one.numbers.bad_lines:
+            told.append(f"metrics.jsonl: {one.numbers.bad_lines} lines were not understood")
+        if left := self._left(self._attempt or attempt, one):
+            told.append(f"processes of this attempt still live: {', '.join(map(str, left))}")
+        return Snapshot(
+            job=attempt.spec.job if attempt.spec else attempt.start.job if attempt.start else "",
+            t=now,
+            state=verdict.state,
+            since=verdict.since,
+            detail=verdict.detail,
+            seq=self._seq,
+            stage=evidence.stage,
+            attempt=attempt.number,
+            life=max(filter(None, (one.scanner.life, one.numbers.life)), default=one.scanner.life),
+            release=attempt.start.release if attempt.start else attempt.spec.release if attempt.spec else None,
+            started=attempt.start.t if attempt.start else None,
+            progress=evidence.progress,
+            rates=_rates(evidence),
+            workers=one.numbers.workers,
+            exit=evidence.exit,
+            error=one.errors.first(),
+            last_event=self._last_event,
+            checkpoint=one.checkpoint or self._journal_checkpoint,
+            session=session,
+            resident=resident,
+            warnings=tuple(told),
+        )
+
+    def _read_journal(self) -> None:
+        try:
+            size = self._layout.journal.stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        if size == self._journal_size:
+            return
+        self._journal_size = size
+        raw, _ = read_tail(self._layout.journal, 1 << 16)
+        for event in decode_journal(raw)[0]:
+            self._last_event = event
+            if event.event == "checkpoint" and isinstance(event.data.get("step"), int):
+                self._journal_checkpoint = CheckpointInfo(event.data["step"], str(event.data.get("path", "")), event.t)
+
+    def _read_attempt(self) -> Attempt | None:
+        found = attempts.numbers(self._layout)
+        if not found:
+            return None
+        at = self._layout.attempt(found[-1])
+        stamp = (found[-1], *(_stamp(p) for p in (at.job, at.start, at.stop, at.exit)))
+        if stamp != self._stamp or self._attempt is None:
+            self._attempt = attempts.read(self._layout, found[-1])
+            self._stamp = stamp
+        if self._one is None or self._one.number != found[-1]:
+            self._one = _One(self._attempt)
+            seed = self._seed
+            if seed is not None and seed.attempt == found[-1]:
+                self._one.previous, self._one.since = seed.state, seed.since
+                self._one.p99_floor = seed.rates.get("gap_p99_s") or 0.0
+        return self._attempt
+
+    def _read_new(self, one: _One) -> None:
+        one.numbers.feed(one.metrics.read())
+        data = one.log.read()
+        for said in one.scanner.feed(data, min(time.time(), one.log.mtime)):
+            if said.name == "checkpoint" and (step := said.line.integer("step")) is not None:
+                one.checkpoint = CheckpointInfo(step, said.line.fields.get("path", ""), said.t)
+            if self._on_event is not None:
+                self._on_event(one.number, said)
+
+    def _evidence(self, attempt: Attempt, one: _One) -> Evidence:
+        # Who lives is asked first, how it ended after: what ends in between is then seen with its record.
+        launcher, wrapper = attempt.launcher_alive, attempt.wrapper_alive
+        end = time.monotonic() + 0.3
+        while attempt.exit is None and not launcher and wrapper and time.monotonic() < end:
+            if attempt.layout.exit.exists():
+                attempt = self._attempt = attempts.read(self._layout, attempt.number)
+                break
+            time.sleep(0.01)
+            wrapper = attempt.wrapper_alive
+        if attempt.exit is None and not launcher and attempt.layout.exit.exists():
+            attempt = self._attempt = attempts.read(self._layout, attempt.number)
+        progress, sign_t = self._progress(one)
+        stage = one.scanner.stage
+        # A log that ends (no wrapper) or begins late (skipped) must not hide that steps come.
+        if one.numbers.progress is not None and (one.scanner.sign_t or 0.0) + 2.0 < one.numbers.progress.t:
+            stage = StageInfo("stepping")
+        beats = one.numbers.beats if len(one.numbers.beats) >= len(one.scanner.beats) else one.scanner.beats
+        return Evidence(
+            attempt=attempt.number,
+            started=attempt.start.t if attempt.start else None,
+            exit=attempt.exit,
+            launcher_alive=launcher,
+            wrapper_alive=wrapper,
+            starting=attempt.start is None and attempt.exit is None and lock_held(self._layout.lock),
+            stop_requested=attempt.stop is not None,
+            rebooted=attempt.rebooted,
+            stage=stage,
+            progress=progress,
+            last_event=one.scanner.last_event,
+            output_t=one.scanner.output_t,
+            sign_t=sign_t,
+            gaps=tuple(beats.gaps),
+            step_s=tuple(beats.step_s),
+            p99_floor_s=one.p99_floor,
+            finished_rc=attempt.spec.finished_rc if attempt.spec else (0,),
+            damaged=attempt.damaged,
+            previous=one.previous,
+            previous_since=one.since,
+        )
+
+    def _progress(self, one: _One) -> tuple[Progress | None, float | None]:
+        """The newest of log and metrics, and when the last sign of life came."""
+        said, metered = one.scanner.progress, one.numbers.progress
+        times = [t for t in (one.scanner.sign_t, metered.t if metered else None) if t is not None]
+        sign_t = max(times, default=None)
+        if metered is None or (said is not None and said.t > metered.t and said.step != metered.step):
+            return said, sign_t
+        if said is not None and said.step == metered.step:
+            return replace(said, t=metered.t), sign_t
+        return metered, sign_t
+
+    def _session(self, attempt: Attempt, one: _One) -> tuple[SessionInfo | None, bool | None]:
+        if attempt.spec is None or one.probe is None:
+            return None, None
+        alive = one.probe.alive()
+        return SessionInfo(attempt.spec.session, attempt.spec.socket, bool(alive)), alive
+
+    def _left(self, attempt: Attempt, one: _One) -> tuple[int, ...]:
+        if attempt.exit is None or attempt.start is None or attempt.rebooted:
+            return ()
+        if time.monotonic() - one.left_at > LEFT_EVERY:
+            one.left_at = time.monotonic()
+            one.left = tuple(sorted(p.pid for p in proc.family(attempt.start.launcher)))
+        return one.left
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        info = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return info.st_mtime_ns, info.st_size, info.st_ino
+
+
+def _rates(evidence: Evidence) -> dict[str, float | None]:
+    progress = evidence.progress
+    return {
+        "block_tok_s": progress.block_tok_s if progress else None,
+        "ctx_tok_s": progress.ctx_tok_s if progress else None,
+        "step_s": evidence.step_s[-1] if evidence.step_s else None,
+        "step_s_median": quantile(evidence.step_s, 0.5),
+        "gap_p99_s": max(quantile(evidence.gaps, 0.99) or 0.0, evidence.p99_floor_s) or None,
+    }
+
+
+def here(process: Process, version: str) -> ResidentInfo:
+    return ResidentInfo(True, process.pid, process.start, version)
