@@ -3,3 +3,252 @@
 The rule here: an answer is the resident's or it is an error. A machine that cannot be asked makes a snapshot in state
 `unreachable`, a job that was never deployed one in state `unknown`; neither is a traceback.
 """
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dflash_ops.contracts import JobSpec, Snapshot, State, dumps, from_dict
+from dflash_ops.errors import BY_NAME, CommandFailed, ContractError, DflashError, HostError
+from dflash_ops.hosts.base import Completed, Host
+from dflash_ops.inventory import Job
+
+#: Seconds for a question that reads some files, and for one that has a process start and look up.
+ASK_S = 20.0
+START_S = 90.0
+
+#: The snapshot that the loop writes every second is trusted while it is less than 3 s old (whole seconds: 2), else the
+#: resident looks anew. `$1` snapshot.json, `$2` current.pyz, `$3` root, `$4` python: never part of the shell's text.
+#: The first line says that machine's clock and who answered.
+LOOK = (
+    'n=$(date +%s); m=$(stat -c %Y -- "$1" 2>/dev/null) && a=$((n-m)) && [ $a -le 2 ] && [ $a -ge -2 ] && '
+    's=$(cat -- "$1" 2>/dev/null) && { printf \'%s file\\n%s\\n\' "$n" "$s"; exit 0; }; '
+    '[ -f "$2" ] || { printf \'%s never\\n\' "$n"; exit 0; }; '
+    'printf \'%s asked\\n\' "$n"; exec "$4" "$2" snapshot --root "$3"'
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A snapshot and the time on the job's own machine when it was asked for: clocks differ, ages must not."""
+
+    snapshot: Snapshot
+    now: float
+    deployed: bool = True
+
+    @property
+    def reachable(self) -> bool:
+        return self.snapshot.state is not State.UNREACHABLE
+
+
+class JobClient:
+    """One job on one host.
+
+    Args:
+        host: the way to the machine.
+        job: the job as the inventory has it.
+        python: the Python on that machine that runs the resident.
+    """
+
+    def __init__(self, host: Host, job: Job, python: str = "python3") -> None:
+        self.host = host
+        self.job = job
+        self.python = python
+        self._lost: float | None = None
+
+    @property
+    def pyz(self) -> str:
+        return f"{self.job.root}/resident/current.pyz"
+
+    def snapshot(self, *, deadline: float = ASK_S) -> Seen:
+        """State now, in one exec. A host error becomes state `unreachable`, since the first one of this client.
+
+        Raises:
+            DflashError: the resident refuses (damaged state), or what it says cannot be understood.
+        """
+        argv = ["sh", "-c", LOOK, "sh", f"{self.job.root}/run/snapshot.json", self.pyz, self.job.root, self.python]
+        try:
+            done = self.host.run(argv, deadline=deadline)
+        except HostError as error:
+            return self.unreachable(error)
+        self._lost = None
+        head, _, rest = done.text.partition("\n")
+        clock, _, how = head.partition(" ")
+        if not clock.isdigit() or how not in ("file", "asked", "never"):
+            raise self._strange(done, "look at the job")
+        if how == "never":
+            return Seen(_never(self.job.name, float(clock)), float(clock), deployed=False)
+        if how == "file":
+            snapshot = self._named(_snapshot(rest, f"{self.job.root}/run/snapshot.json"))
+        else:
+            said = Completed(done.argv, done.rc, rest.encode(), done.stderr)
+            told = answer(said, self.host.name, self.python, "ask the resident")
+            snapshot = self._named(from_dict(Snapshot, told, "snapshot"))
+        # whole seconds only from `date`: the snapshot's own time may be a little later
+        return Seen(snapshot, max(float(clock), snapshot.t))
+
+    def unreachable(self, error: HostError) -> Seen:
+        """The state that a host error means."""
+        now = time.time()
+        self._lost = self._lost if self._lost is not None else now
+        detail = error.what + (f" ({error.where})" if error.where else "")
+        return Seen(Snapshot(self.job.name, now, State.UNREACHABLE, self._lost, detail), now)
+
+    def follow(self, *, idle: float = 15.0) -> Iterator[Seen]:
+        """Snapshots as they come, one a second; ends when the resident ends it.
+
+        Raises:
+            HostError: the way to the machine was lost, or nothing came for `idle` seconds.
+            CommandFailed: the resident failed.
+        """
+        for raw in self.host.stream(self._argv("follow"), idle=idle):
+            said = _object(raw.decode("utf-8", "replace"))
+            if said is None:
+                raise ContractError(f"`follow` said something that is no JSON object: {raw[:200]!r}", self.host.name)
+            if "error" in said:
+                raise rebuilt(said["error"], self.host.name)
+            snapshot = self._named(from_dict(Snapshot, said, "follow"))
+            self._lost = None
+            yield Seen(snapshot, snapshot.t)
+
+    def logs(
+        self, *, follow: bool = False, worker: str | None = None, attempt: int | None = None, lines: int = 100
+    ) -> Iterator[bytes]:
+        """Lines of the job's output, without newline; with `follow` also those to come.
+
+        Raises:
+            HostError, CommandFailed: as `follow`.
+        """
+        options = ["--lines", str(lines)]
+        options += ["--worker", worker] if worker is not None else []
+        options += ["--attempt", str(attempt)] if attempt is not None else []
+        options += ["--follow"] if follow else []
+        # A trainer may be silent for long; the way to the machine has its own watch over a dead peer.
+        return self.host.stream(self._argv("logs", *options), idle=6 * 3600.0 if follow else 60.0)
+
+    def start(self, spec: JobSpec) -> dict[str, Any]:
+        """Start an attempt; the answer names it.
+
+        Raises:
+            JobBusy, StartError, UsageError: as the resident says.
+        """
+        return self.ask("start", stdin=dumps(spec).encode() + b"\n", deadline=START_S)
+
+    def stop(self, *, grace: float, reason: str = "", actor: str = "operator") -> dict[str, Any]:
+        """TERM, wait `grace` seconds, KILL; the answer says how it ended."""
+        options = ["--grace", f"{grace:g}", "--reason", reason, "--actor", actor]
+        return self.ask("stop", *options, deadline=grace + 60.0)
+
+    def activate(self, release: str, *, actor: str = "operator") -> dict[str, Any]:
+        """Switch `current` to a release that is there whole."""
+        return self.ask("activate", "--release", release, "--actor", actor)
+
+    def aside(self, *, reason: str = "", actor: str = "operator") -> dict[str, Any]:
+        """Set the checkpoints aside, whole, with a manifest."""
+        return self.ask("aside", "--reason", reason, "--actor", actor, deadline=600.0)
+
+    def record(self, event: str, data: Mapping[str, Any], *, actor: str = "operator") -> dict[str, Any]:
+        """Write one event into the job's journal."""
+        return self.ask("record", "--event", event, "--actor", actor, stdin=json.dumps(data).encode() + b"\n")
+
+    def attempts(self) -> dict[str, Any]:
+        return self.ask("attempts")
+
+    def ask(self, command: str, *options: str, stdin: bytes | None = None, deadline: float = ASK_S) -> dict[str, Any]:
+        """One command of the resident, its JSON answer.
+
+        Raises:
+            DflashError: what the resident said, as the class that it named; HostError.
+            CommandFailed: never deployed, or no answer.
+        """
+        done = self.host.run(self._argv(command, *options), deadline=deadline, stdin=stdin)
+        if done.rc == 2 and b"can't open file" in done.stderr:
+            raise CommandFailed(
+                f"job {self.job.name} was never deployed", self._where, f"dflash-ops deploy {self.job.name}", rc=2
+            )
+        return answer(done, self.host.name, self.python, f"ask the resident to {command}")
+
+    def _named(self, snapshot: Snapshot) -> Snapshot:
+        """Before its first start the resident does not know the job's name; ours is what the inventory calls it."""
+        return replace(snapshot, job=self.job.name)
+
+    @property
+    def _where(self) -> str:
+        return f"{self.host.name}: {self.job.root}"
+
+    def _argv(self, command: str, *options: str) -> Sequence[str]:
+        return (self.python, self.pyz, command, "--root", self.job.root, *options)
+
+    def _strange(self, done: Completed, tried: str) -> DflashError:
+        text = (done.error_text or done.text).strip()[-500:]
+        return CommandFailed(
+            f"could not {tried}: exit code {done.rc}" + (f"\n{text}" if text else ""),
+            self._where,
+            "a shell with date, stat and cat is needed there; `dflash-ops doctor` checks the machine",
+            rc=done.rc,
+            stderr=done.error_text,
+        )
+
+
+def _never(job: str, now: float) -> Snapshot:
+    return Snapshot(job, now, State.UNKNOWN, now, f"never deployed: dflash-ops deploy {job}")
+
+
+def _snapshot(text: str, where: str) -> Snapshot:
+    said = _object(text)
+    if said is None:
+        raise ContractError("snapshot.json is no JSON object", where, "ask again")
+    return from_dict(Snapshot, said, where)
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def answer(done: Completed, host: str, python: str, tried: str) -> dict[str, Any]:
+    """The JSON object on the last line of standard output; an error in it is raised as the class it names.
+
+    Raises:
+        DflashError: as said by the other side; CommandFailed where it said nothing that can be understood.
+    """
+    last = done.text.strip().rpartition("\n")[2]
+    said = _object(last)
+    if said is not None and isinstance(said.get("error"), dict):
+        raise rebuilt(said["error"], host)
+    if done.rc == 0 and said is not None:
+        return said
+    if done.rc in (126, 127):
+        there = "there is no" if done.rc == 127 else "it may not run"
+        raise CommandFailed(
+            f"could not {tried}: {there} {python}",
+            host,
+            "install python3 there, or name it as `python` of the host in the inventory",
+            rc=done.rc,
+            stderr=done.error_text,
+        )
+    if done.rc == 0:
+        raise ContractError(f"could not {tried}: the answer is no JSON object: {last[:200]!r}", host, "deploy again")
+    tail = done.error_text.strip()[-2000:] or done.text.strip()[-500:]
+    raise CommandFailed(
+        f"could not {tried}: exit code {done.rc}" + (f"\n{tail}" if tail else ""),
+        host,
+        "read the lines above; `dflash-ops doctor` checks the machine",
+        rc=done.rc,
+        stderr=done.error_text,
+    )
+
+
+def rebuilt(error: Mapping[str, Any], host: str) -> DflashError:
+    """An error said as JSON, as the exception it was there."""
+    what = str(error.get("what", "an error without text"))
+    where = str(error.get("where") or "")
+    cls = BY_NAME.get(str(error.get("type", "")), CommandFailed)
+    return cls(what, f"{host}: {where}" if where else host, str(error.get("next") or ""))

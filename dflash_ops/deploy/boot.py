@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
-from dflash_ops.errors import BY_NAME, CommandFailed, ContractError, DflashError
-from dflash_ops.hosts.base import Completed, Host
+from dflash_ops.client import answer
+from dflash_ops.hosts.base import Host
 
 #: The argument of `python3 -c`: reads a length, then that much code, and runs it.
 LOADER = "import sys;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
 
 #: What the loader runs. It must compile on any Python 3, so that an old one gets a sentence and not a SyntaxError.
 BOOT = """\
-import json, os, runpy, sys
+import importlib, json, os, sys
 if sys.version_info < (3, 10):
     print(json.dumps({"schema": 1, "error": {"type": "PreflightError",
         "what": "python3 there is %d.%d, the resident needs 3.10 or newer" % sys.version_info[:2],
@@ -36,9 +36,8 @@ with os.fdopen(os.dup(fd), "wb") as file:
     file.write(pack)
 del pack
 sys.path.insert(0, "/proc/self/fd/%d" % fd)
-sys.argv = [head["module"]]
 sys.dont_write_bytecode = True
-runpy.run_module(head["module"], run_name="__main__")
+sys.exit(importlib.import_module(head["module"]).main([]))
 """
 
 PIECE = 1 << 18
@@ -58,7 +57,7 @@ def call(
     payload: Iterable[bytes] = (),
     on_bytes: OnBytes | None = None,
 ) -> dict[str, Any]:
-    """Run `module` (a `__main__` of the resident's zipapp `pack`) there and return its JSON answer.
+    """Run `module` (one of the resident's zipapp `pack`, with a `main()`) there and return its JSON answer.
 
     `request` arrives as one line of JSON on its standard input, `payload` behind it.
 
@@ -67,7 +66,7 @@ def call(
         DflashError: what the other side said, as the class that it named.
         CommandFailed: no python there, or no answer.
     """
-    argv = (python, "-c", LOADER)
+    argv = (python, "-I", "-S", "-c", LOADER)
 
     def stdin() -> Iterator[bytes]:
         code = BOOT.encode()
@@ -85,46 +84,3 @@ def call(
 
     done = host.run(argv, deadline=deadline, stdin=stdin())
     return answer(done, host.name, python, f"run {module}")
-
-
-def answer(done: Completed, host: str, python: str, tried: str) -> dict[str, Any]:
-    """The JSON object on the last line of standard output; an error in it is raised as the class it names.
-
-    Raises:
-        DflashError: as said by the other side; CommandFailed where it said nothing that can be understood.
-    """
-    last = done.text.strip().rpartition("\n")[2]
-    try:
-        said = json.loads(last) if last else None
-    except ValueError:
-        said = None
-    if isinstance(said, dict) and isinstance(said.get("error"), dict):
-        raise rebuilt(said["error"], host)
-    if done.rc == 0 and isinstance(said, dict):
-        return cast("dict[str, Any]", said)
-    if done.rc == 127:
-        raise CommandFailed(
-            f"could not {tried}: there is no {python} on {host}",
-            host,
-            "install python3 there, or name it as `python` of the host in the inventory",
-            rc=127,
-            stderr=done.error_text,
-        )
-    if done.rc == 0:
-        raise ContractError(f"could not {tried}: the answer is no JSON object: {last[:200]!r}", host, "deploy again")
-    tail = done.error_text.strip()[-2000:] or done.text.strip()[-500:]
-    raise CommandFailed(
-        f"could not {tried}: exit code {done.rc}" + (f"\n{tail}" if tail else ""),
-        host,
-        "read the lines above; `dflash-ops doctor` checks the machine",
-        rc=done.rc,
-        stderr=done.error_text,
-    )
-
-
-def rebuilt(error: Mapping[str, Any], host: str) -> DflashError:
-    """An error said as JSON, as the exception it was there."""
-    what = str(error.get("what", "an error without text"))
-    where = str(error.get("where", ""))
-    cls = BY_NAME.get(str(error.get("type", "")), CommandFailed)
-    return cls(what, f"{host}: {where}" if where else host, str(error.get("next", "")))

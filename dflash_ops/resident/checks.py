@@ -10,9 +10,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from dflash_ops.errors import StartError
 from dflash_ops.resident import machine
 from dflash_ops.resident.preflight import Check, Needs, Request
 from dflash_ops.resident.receive import explain
+from dflash_ops.resident.tmux import Tmux, TmuxSilent
 
 #: Room beyond what is asked for: logs, journal, metrics.
 SPARE_BYTES = 64 << 20
@@ -53,7 +55,7 @@ def _skipped(name: str, what: str) -> Check:
 
 def root(request: Request) -> list[Check]:
     """The job's root can be made and written."""
-    path = Path(request.root)
+    path = Path(request.spec.root)
     try:
         if request.touch:
             request.layout.run.mkdir(parents=True, exist_ok=True)
@@ -83,101 +85,80 @@ def session(request: Request) -> list[Check]:
     said = machine.ask([program, "-V"], seconds=10)
     number = said.out.strip().rpartition(" ")[2]
     if said.rc != 0 or machine.version(number.lstrip("next-")) < (3,):
-        return [
-            _failed(
-                "tmux",
-                f"tmux is too old or does not run: {said.out.strip() or said.err.strip()}",
-                "install tmux 3.0 or newer",
-            )
-        ]
+        text = f"tmux is too old or does not run: {said.out.strip() or said.err.strip()}"
+        return [_failed("tmux", text, "install tmux 3.0 or newer")]
     found = [_ok("tmux", f"tmux {number}")]
-    name = f"={request.session}"
-    panes = machine.ask(
-        [program, "-L", request.socket, "list-panes", "-s", "-t", name, "-F", "#{pane_pid} #{pane_dead}"], seconds=10
-    )
-    if panes.rc is None:
-        text = f"the tmux server on socket {request.socket} does not answer"
-        return [*found, _failed("session", text, f"look at it: tmux -L {request.socket} ls")]
-    if panes.rc != 0:
-        return [*found, _ok("session", f"the session name {request.session} is free")]
-    pids = {int(line.split()[0]) for line in panes.out.splitlines() if line.split()[:1]}
-    if pids and pids <= _our_wrappers(request):
-        return [*found, _ok("session", f"session {request.session} is this job's own")]
-    text = f"the tmux session {request.session!r} on socket {request.socket} is taken by something else"
-    next = (
-        f"look at it: tmux -L {request.socket} attach -t '{name}'; end it there, "
-        "or give the job another `session` in the inventory"
-    )
+    name, socket = request.spec.session, request.spec.socket
+    try:
+        panes = Tmux(socket).panes(name)
+    except (TmuxSilent, StartError) as error:
+        return [*found, _failed("session", f"tmux does not answer: {error}", f"look at it: tmux -L {socket} ls")]
+    if panes is None:
+        return [*found, _ok("session", f"the session name {name} is free")]
+    root = os.path.realpath(request.spec.root)
+    if any(p.owner and os.path.realpath(p.owner) == root for p in panes):
+        return [*found, _ok("session", f"session {name} is this job's own")]
+    text = f"the tmux session {name!r} on socket {socket} is taken by something else"
+    look = f"tmux -L {socket} attach -t '={name}'"
+    next = f"look at it: {look}; end it there, or give the job another `session` in the inventory"
     return [*found, _failed("session", text, next)]
 
 
-def _our_wrappers(request: Request) -> set[int]:
-    """Pids of this job's wrappers: the processes that stand in panes of its session."""
-    pids = set()
-    for path in request.layout.attempts.glob("*/start.json"):
-        try:
-            pid = json.loads(path.read_text("utf-8"))["wrapper"]["pid"]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # a damaged record claims no session
-        if isinstance(pid, int):
-            pids.add(pid)
-    return pids
+def interpreter(request: Request) -> tuple[list[Check], tuple[int, ...] | None]:
+    """The program is there and runs; for the bundled trainer its modules import, in the versions it knows.
 
-
-def interpreter(request: Request) -> list[Check]:
-    """The program is there and runs; for the bundled trainer its modules import, in the versions it knows."""
+    The second value is the interpreter's version, None where there is none or it is not asked.
+    """
     env = request.environment()
-    program = request.fill(request.interpreter if request.bundled else request.argv[0])
-    if not request.bundled and "{release}" in request.argv[0] and not request.release_there:
-        return [_skipped("interpreter", f"{request.argv[0]} comes with the release")]
+    said_name = request.interpreter if request.bundled else request.spec.argv[0]
+    if "{release}" in said_name and not request.release_there:
+        return [_skipped("interpreter", f"{said_name} comes with the release")], None
+    program = request.fill(said_name)
     path = shutil.which(program, path=env.get("PATH"))
+    key = "`interpreter`" if request.bundled else "`command`"
     if path is None:
         there = "is not executable" if Path(program).exists() else "is not there"
-        fix = "`interpreter`" if request.bundled else "`command`"
-        return [_failed("interpreter", f"{program} {there}", f"correct {fix} of the job in the inventory")]
+        return [_failed("interpreter", f"{program} {there}", f"correct {key} of the job in the inventory")], None
     if not request.bundled:
-        return [_ok("interpreter", path)]
+        return [_ok("interpreter", path)], None
     said = machine.ask([path, "-c", _IMPORTS, *request.requires], seconds=IMPORT_S, env=env)
     answer = _json_line(said.out)
     if answer is None:
-        why = "did not answer in time" if said.rc is None and said.error is None else said.err.strip()[-300:]
-        return [
-            _failed(
-                "interpreter",
-                f"{path} does not run as a Python: {why}",
-                "correct `interpreter` of the job in the inventory",
-            )
-        ]
+        why = "no answer in time" if said.rc is None and said.error is None else said.err.strip()[-300:]
+        return [_failed("interpreter", f"{path} does not run as a Python: {why}", f"correct {key} of the job")], None
     python = tuple(answer["python"])
     text = f"{path}: Python {'.'.join(map(str, python))}"
     if python < (3, 10):
-        return [_failed("interpreter", f"{text}, the trainer needs 3.10 or newer", "name a newer interpreter")]
-    found = [_ok("interpreter", text)]
-    install = f"install into that interpreter: {path} -m pip install "
-    seen = []
+        return [_failed("interpreter", f"{text}, the trainer needs 3.10 or newer", f"correct {key} of the job")], None
+    return [_ok("interpreter", text), *_imports(request, path, answer["found"])], python
+
+
+def _imports(request: Request, path: str, answer: dict[str, list[str]]) -> list[Check]:
+    faults, seen = [], []
     for name, wanted in request.requires.items():
-        have, error = answer["found"][name]
+        have, error = answer[name]
+        install = f"install it there: {path} -m pip install '{name}{wanted}'"
         if error:
-            found.append(_failed("imports", f"{name} cannot be imported: {error}", f"{install}'{name}{wanted}'"))
+            faults.append(_failed("imports", f"{name} cannot be imported: {error}", install))
         elif not machine.in_range(have, wanted):
-            found.append(_failed("imports", f"{name} {have} is outside {wanted}", f"{install}'{name}{wanted}'"))
+            faults.append(_failed("imports", f"{name} {have} is outside {wanted}", install))
         else:
             seen.append(f"{name} {have}")
-    return found if len(found) > 1 else [*found, _ok("imports", ", ".join(seen))]
+    return faults or [_ok("imports", ", ".join(seen))]
 
 
-def trainer(request: Request) -> tuple[list[Check], Needs]:
+def trainer(request: Request, config_name: str) -> tuple[list[Check], Needs]:
     """The trainer's own check of its config, data and (on resume) checkpoint."""
     if not request.release_there:
         return [_skipped("config", "checked once the release is there")], Needs()
     with tempfile.TemporaryDirectory(prefix="dflash-preflight-") as folder:
-        config = Path(folder) / request.config_name
-        config.write_text(request.config, "utf-8")
-        resume = "none" if request.start == "fresh" else "auto"
+        config = Path(folder) / config_name
+        config.write_text(request.config_json if config_name.endswith(".json") else request.config_toml, "utf-8")
+        resume = "none" if request.begin == "fresh" else "auto"
         argv = [request.fill(request.interpreter), "-m", "trainer", "check", "--config", str(config)]
-        argv += ["--checkpoints", request.checkpoints, "--resume", resume]
+        argv += ["--checkpoints", str(request.checkpoints), "--resume", resume]
         # the same folder as when it runs, so that relative paths of the config mean the same
-        cwd = request.root if Path(request.root).is_dir() else folder
+        cwd = request.spec.root if Path(request.spec.root).is_dir() else folder
         said = machine.ask(argv, seconds=TRAINER_S, env=request.environment(), cwd=cwd)
     answer = _json_line(said.out)
     if answer is None:
@@ -187,7 +168,9 @@ def trainer(request: Request) -> tuple[list[Check], Needs]:
     errors = answer.get("errors") or []
     if answer.get("ok") and not errors:
         return [_ok("config", "the trainer accepts its config and data")], needs
-    return [_config_fault(e) for e in errors] or [_failed("config", "the trainer refuses its config", "run its check by hand")], needs
+    return [_config_fault(e) for e in errors] or [
+        _failed("config", "the trainer refuses its config", "run its check by hand")
+    ], needs
 
 
 def _config_fault(error: Any) -> Check:
@@ -217,7 +200,7 @@ def devices(request: Request) -> list[Check]:
                 "make the driver and its tools visible there, or choose cpu devices",
             )
         ]
-    visible = request.env.get("CUDA_VISIBLE_DEVICES")
+    visible = request.spec.env.get("CUDA_VISIBLE_DEVICES")
     count = len([v for v in visible.split(",") if v.strip()]) if visible is not None else len(seen)
     if missing := [n for n in wanted if n >= count]:
         bound = " (env.CUDA_VISIBLE_DEVICES of the job counts)" if visible is not None else ""
@@ -238,11 +221,11 @@ def devices(request: Request) -> list[Check]:
 
 def disk(request: Request, needs: Needs) -> list[Check]:
     """Room for the release and two checkpoints: the old one stays until the new one is whole."""
-    one = needs.checkpoint_bytes or request.checkpoint_bytes
+    one = needs.checkpoint_bytes or 0
     places: dict[int, tuple[Path, int, int]] = {}
     for path, bytes, inodes in (
-        (Path(request.root), request.send_bytes + SPARE_BYTES, request.send_files + SPARE_INODES),
-        (Path(request.checkpoints), 2 * one, 0),
+        (Path(request.spec.root), request.send_bytes + SPARE_BYTES, request.send_files + SPARE_INODES),
+        (request.checkpoints, 2 * one, 0),
     ):
         base = machine.nearest_folder(path)
         try:
@@ -327,7 +310,7 @@ def memory(request: Request, needs: Needs) -> list[Check]:
 
 def checkpoints(request: Request) -> list[Check]:
     """Checkpoints that are there are neither resumed from nor left behind by accident."""
-    folder = Path(request.checkpoints)
+    folder = request.checkpoints
     try:
         names = sorted(e.name for e in os.scandir(folder) if not e.name.startswith("."))
     except FileNotFoundError:
@@ -337,12 +320,12 @@ def checkpoints(request: Request) -> list[Check]:
     if request.bundled:
         names = [n for n in names if n.startswith("step-")]
     if not names:
-        note = " (nothing to resume from: it starts at step 0)" if request.start == "resume" else ""
+        note = " (nothing to resume from: it starts at step 0)" if request.begin == "resume" else ""
         return [Check("checkpoints", "warn" if note else "ok", f"no checkpoint in {folder}{note}")]
     text = f"{len(names)} in {folder}, the newest is {names[-1]}"
-    if request.start == "resume":
+    if request.begin == "resume":
         return [_ok("checkpoints", f"resumes: {text}")]
-    if request.start == "fresh":
+    if request.begin == "fresh":
         return [_ok("checkpoints", f"to be set aside, whole: {text}")]
     return [
         _failed(

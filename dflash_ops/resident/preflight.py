@@ -8,14 +8,13 @@ The rule here: every check runs and every failing one is told at once with its n
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dflash_ops.contracts import Layout, from_dict, to_dict
+from dflash_ops.contracts import JobSpec, Layout, from_dict, to_dict
+from dflash_ops.resident.spec import checkpoints_folder, command
 
 
 @dataclass(frozen=True)
@@ -23,60 +22,65 @@ class Request:
     """What is to be started.
 
     Args:
-        root, interpreter, session, socket, checkpoints: as in the job, absolute or found in PATH.
-        argv: the job's command, placeholders filled as far as they are known; `program` = its first word.
-        bundled: whether it is the bundled trainer (then `config` is its text, in a file called `config_name`).
-        release: id of the release that is to run, None if the job has none; `send_files` and `send_bytes` are still
-            to be sent (0 = it is there).
+        spec: the job as `start` would get it, secrets included (they are not written down here either).
+        interpreter: the job's Python; `bundled` = it runs the bundled trainer, whose config is `config_toml`, and
+            `config_json` for an interpreter without tomllib (3.10).
+        send_files, send_bytes: of the release, still to be sent (0 = it is there).
         devices: torch names, one for each worker, targets first; `targets` of them are targets.
         requires: module -> version range (`>=2.11,<2.15`).
-        start: `resume`, `fresh` or empty.
+        begin: `resume`, `fresh` or empty.
         pid: launcher of the running attempt that is to be replaced; its memory comes back.
-        checkpoint_bytes: size of one checkpoint where the trainer's own check does not say.
         touch: whether a file may be written to see if that works.
     """
 
     SCHEMA: ClassVar[int] = 1
 
-    root: str
+    spec: JobSpec
     interpreter: str
-    argv: tuple[str, ...]
-    checkpoints: str
-    session: str
-    socket: str
     bundled: bool = False
-    release: str | None = None
+    config_toml: str = ""
+    config_json: str = ""
     send_files: int = 0
     send_bytes: int = 0
-    config: str = ""
-    config_name: str = "run.toml"
-    env: dict[str, str] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
     targets: int = 0
     requires: dict[str, str] = field(default_factory=dict)
-    start: str = ""
+    begin: str = ""
     pid: int | None = None
-    checkpoint_bytes: int = 0
     touch: bool = True
     schema: int = 1
 
     @property
     def layout(self) -> Layout:
-        return Layout(Path(self.root))
+        return Layout(Path(self.spec.root))
+
+    @property
+    def checkpoints(self) -> Path:
+        return checkpoints_folder(self.spec, self.layout.root)
 
     @property
     def release_there(self) -> bool:
-        return self.release is not None and self.send_files == 0 and self.layout.release(self.release).is_dir()
+        return self.spec.release is not None and not self.send_files and self._release.is_dir()
+
+    @property
+    def _release(self) -> Path:
+        return self.layout.release(self.spec.release) if self.spec.release else self.layout.current
 
     def environment(self) -> dict[str, str]:
-        """The environment in which the job's interpreter is asked, placeholders filled."""
-        return {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **{k: self.fill(v) for k, v in self.env.items()}}
+        """The environment that the launcher will have; what names a release that is not there yet is left out."""
+        env = self.spec.env if self._release.is_dir() else {k: v for k, v in self.spec.env.items() if _R not in v}
+        bare = replace(self.spec, argv=(), cwd="{root}", env=env)
+        return {**command(bare, self.layout, 0, self.layout.run).env, "PYTHONDONTWRITEBYTECODE": "1"}
 
     def fill(self, text: str) -> str:
-        release = str(self.layout.release(self.release)) if self.release else self.root
-        for name, value in (("{root}", self.root), ("{release}", release), ("{checkpoints}", self.checkpoints)):
+        """Placeholders, as far as they are known before an attempt."""
+        places = (("{root}", self.spec.root), (_R, str(self._release)), ("{checkpoints}", str(self.checkpoints)))
+        for name, value in places:
             text = text.replace(name, value)
         return text
+
+
+_R = "{release}"
 
 
 @dataclass(frozen=True)
@@ -106,37 +110,36 @@ class Needs:
         return cls(**{k: numbers.get(k) for k in list(cls.__dataclass_fields__) if k != "said"}, said=said)
 
 
-def run_checks(request: Request) -> tuple[list[Check], Needs]:
+@dataclass
+class Found:
+    """All checks, what the trainer says it needs, and which form of config its interpreter reads."""
+
+    checks: list[Check] = field(default_factory=list)
+    needs: Needs = field(default_factory=Needs)
+    config_name: str = "run.toml"
+
+
+def run_checks(request: Request) -> Found:
     """All checks in the order in which a person would want to read them."""
     from dflash_ops.resident import checks
 
-    found: list[Check] = []
-    needs = Needs()
-    found += checks.root(request)
-    found += checks.session(request)
-    found += checks.interpreter(request)
-    # The trainer is asked only through an interpreter that runs; it also says how much memory and disk it will take.
+    found = Found(checks.root(request) + checks.session(request))
+    answered, python = checks.interpreter(request)
+    found.checks += answered
     if request.bundled:
-        usable = all(c.status in ("ok", "warn") for c in found if c.name in ("interpreter", "imports"))
-        asked, needs = checks.trainer(request) if usable else (_not_asked(), Needs())
-        found += asked
-    for check in _rest(request, needs):
-        found += check()
-    return found, needs
-
-
-def _not_asked() -> list[Check]:
-    return [Check("config", "skipped", "not checked: the interpreter cannot run the trainer")]
-
-
-def _rest(request: Request, needs: Needs) -> Iterator[Callable[[], list[Check]]]:
-    from dflash_ops.resident import checks
-
-    yield lambda: checks.devices(request)
-    yield lambda: checks.disk(request, needs)
-    yield lambda: checks.shared_memory(request, needs)
-    yield lambda: checks.memory(request, needs)
-    yield lambda: checks.checkpoints(request)
+        found.config_name = "run.json" if python is not None and python < (3, 11) else "run.toml"
+        # The trainer is asked only through an interpreter that runs; it also says how much memory and disk it takes.
+        if any(c.status == "failed" for c in answered):
+            found.checks.append(Check("config", "skipped", "not checked: the interpreter cannot run the trainer"))
+        else:
+            asked, found.needs = checks.trainer(request, found.config_name)
+            found.checks += asked
+    found.checks += checks.devices(request)
+    found.checks += checks.disk(request, found.needs)
+    found.checks += checks.shared_memory(request, found.needs)
+    found.checks += checks.memory(request, found.needs)
+    found.checks += checks.checkpoints(request)
+    return found
 
 
 def preflight(data: dict[str, Any]) -> dict[str, Any]:
@@ -145,16 +148,19 @@ def preflight(data: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ContractError: the request is not in the agreed form.
     """
-    checks, needs = run_checks(from_dict(Request, data, "preflight request"))
-    return {"schema": 1, "checks": [to_dict(c) for c in checks], "needs": needs.said}
+    found = run_checks(from_dict(Request, data, "preflight request"))
+    return {
+        "schema": 1,
+        "checks": [to_dict(c) for c in found.checks],
+        "needs": found.needs.said,
+        "config_name": found.config_name,
+    }
 
 
-def main() -> int:
+def main(args: list[str]) -> int:
     from dflash_ops.resident.receive import say
+    from dflash_ops.resident.tmux import clean_environment
 
+    clean_environment()
     raw = sys.stdin.buffer.readline()
     return say(lambda: preflight(json.loads(raw)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,9 +1,11 @@
-"""Take a release and the resident from a tar stream: `python3 -m dflash_ops.resident.receive` (docs/deploy.md).
+"""Take a release and the resident from a tar stream: run through deploy/boot.py (docs/deploy.md).
 
 Standard input: one line of JSON `{root, token, release, resident}`, then tar with members `release/<path>` and
-`resident`. The rule here: nothing that looks complete exists before it is complete. Everything is unpacked beside its
-place, checked against the manifest, flushed, and renamed; an upload that was cut leaves only a folder whose name says
-so, and the next one removes it.
+`resident`; or `{root, token, use}`, which makes a resident that is there the current one.
+
+The rule here: nothing that looks complete exists before it is complete. Everything is unpacked beside its place,
+checked against the manifest, flushed, and renamed; an upload that was cut leaves only a folder whose name says so, and
+the next one removes it.
 """
 
 from __future__ import annotations
@@ -95,6 +97,8 @@ def receive(stream: IO[bytes], request: dict[str, Any]) -> dict[str, Any]:
     """
     layout = Layout(Path(request["root"]))
     token = str(request["token"])
+    if request.get("use"):
+        return _use(layout, str(request["use"]), token)
     release = from_dict(Release, request["release"], "manifest") if request.get("release") else None
     resident = request.get("resident")
     kept: str | None = None
@@ -120,6 +124,17 @@ def receive(stream: IO[bytes], request: dict[str, Any]) -> dict[str, Any]:
         "resident": resident["id"] if resident else None,
         "damaged_kept": kept,
     }
+
+
+def _use(layout: Layout, id: str, token: str) -> dict[str, Any]:
+    """`resident/current.pyz` -> `<id>.pyz`, by rename."""
+    if not (layout.resident / f"{id}.pyz").is_file():
+        raise TransferError("the resident that was sent is not there any more", str(layout.resident), "deploy again")
+    beside = layout.resident / f".current-{token}"
+    beside.symlink_to(f"{id}.pyz")
+    beside.replace(layout.resident_current)
+    _sync_folder(layout.resident)
+    return {"schema": 1, "resident": id}
 
 
 def _unpack(stream: IO[bytes], folder: Path, wanted: dict[str, FileEntry]) -> None:
@@ -254,10 +269,6 @@ def _say_error(error: DflashError) -> int:
     return error.exit_code
 
 
-def main() -> int:
+def main(args: list[str]) -> int:
     request = json.loads(sys.stdin.buffer.readline())
     return say(lambda: receive(sys.stdin.buffer, request))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,14 +6,16 @@ The rule here: colours only repeat what the words say already, and what is not k
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dflash_ops.contracts import Event, Progress, Snapshot, State, WorkerShares
+from dflash_ops.contracts import Event, Progress, Snapshot, State, WorkerShares, dumps
 from dflash_ops.contracts.snapshot import FRESH_S
 from dflash_ops.view.text import DASH, age, bar, clean, duration, fixed, ktok, percent
 
@@ -37,9 +39,9 @@ SHARES = (("compute", "█", "green"), ("copy", "▓", "cyan"), ("sync", "▒", 
 _LABEL = 10
 
 
-def attach_command(name: str, socket: str) -> str:
-    """The tmux command that a person types on the job's machine."""
-    return shlex.join(["tmux", "-L", socket, "attach", "-t", f"={name}"])
+def attach_argv(name: str, socket: str) -> list[str]:
+    """The tmux command that opens the job's session on its machine."""
+    return ["tmux", "-L", socket, "attach", "-t", f"={name}"]
 
 
 def render(snapshot: Snapshot, now: float, width: int = 80) -> RenderableType:
@@ -236,3 +238,9 @@ def table(rows: Sequence[tuple[Snapshot, float]], hosts: Mapping[str, str]) -> T
             DASH if s.exit is not None else duration(p.eta_s),
         )
     return grid
+
+
+def job_json(s: Snapshot, now: float, host: str, root: str, *, deployed: bool) -> dict[str, Any]:
+    """One entry of `status --json`: the snapshot, and what only the asker knows (docs/schemas/status.schema.json)."""
+    known: dict[str, Any] = json.loads(dumps(s))
+    return {"host": host, "root": root, "deployed": deployed, "now": now, "age_s": max(0.0, now - s.t), **known}

@@ -54,7 +54,7 @@ def size(count: int) -> str:
 
 def clean(text: str) -> str:
     """A foreign text on one line: control characters would move the cursor or change colours."""
-    return "".join(c if c.isprintable() else " " for c in text).strip()
+    return "".join(c if c.isprintable() else " " for c in text).rstrip()
 
 
 def bar(share: float | None, width: int) -> str:

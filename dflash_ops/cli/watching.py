@@ -1,0 +1,49 @@
+"""What deploy, status, logs, stop and attach share: the client of a job, stages on standard error, JSON out."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dflash_ops.cli.common import console, is_plain, load_job
+
+if TYPE_CHECKING:
+    from dflash_ops.client import JobClient
+    from dflash_ops.view.stages import Stages
+
+
+def job_client(inventory: Path | None, name: str | None) -> JobClient:
+    """The client of the job that is meant; nothing is connected yet.
+
+    Raises:
+        InventoryError, UsageError: as `load_job`.
+    """
+    from dflash_ops.client import JobClient
+    from dflash_ops.hosts.factory import open_host
+
+    loaded, job = load_job(inventory, name)
+    return JobClient(open_host(loaded, job.host), job, loaded.host_of(job).python)
+
+
+def stages() -> Stages:
+    """Progress goes to standard error, so that standard output holds the answer only."""
+    from dflash_ops.view.stages import Live, Plain
+
+    return Plain(sys.stderr) if is_plain(sys.stderr) else Live(console(stderr=True))
+
+
+def print_json(value: dict[str, Any]) -> None:
+    print(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+def actor() -> str:
+    """Who asks, for the journal: `operator ada@desk`."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container without a passwd entry
+        user = "?"
+    return f"operator {user}@{socket.gethostname()}"

@@ -1,0 +1,33 @@
+"""What a stop came to, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dflash_ops.contracts import ExitRecord, Snapshot, from_dict
+from dflash_ops.view.text import clean, duration
+
+
+def stopped_text(answer: Mapping[str, Any], after: Snapshot) -> str:
+    """`attempt 3 stopped: exit code 3 (stopped on request, state saved); saved at step 100`.
+
+    Args:
+        answer: what the resident's `stop` said. after: the state afterwards, for the checkpoint.
+    """
+    attempt = answer.get("attempt")
+    if attempt is None:
+        return "nothing was ever started"
+    ended = answer.get("exit")
+    record = from_dict(ExitRecord, ended, "stop") if ended else None
+    parts = [f"attempt {attempt} had ended before" if answer.get("already") else f"attempt {attempt} stopped"]
+    if record is not None:
+        parts[0] += f": {record.describe()}"
+        if answer.get("already"):
+            parts[0] += f", after {duration(record.duration_s)}"
+    if answer.get("escalated"):
+        parts.append("it did not end in its grace time and was ended by KILL; what came after its last save is lost")
+    if after.attempt == attempt and after.checkpoint is not None:
+        parts.append(f"saved at step {after.checkpoint.step}")
+    parts += [clean(str(w)) for w in answer.get("warnings") or ()]
+    return "; ".join(parts)
