@@ -43,7 +43,7 @@ class ProgressLine:
         return Progress(
             t=t,
             step=_integer(step),
-            total=_integer(total) if total else self.integer("total"),
+            total=_integer(total or self.fields.get("total", "")),
             ring_ready=_integer(ready),
             ring_slots=_integer(slots),
             **{key: self.number(key) for key in NUMBERS},
