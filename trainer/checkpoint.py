@@ -1,0 +1,328 @@
+"""Checkpoints: a folder that is whole or not there, and is believed only after its hashes were checked.
+
+    step-00000100/
+        weights.safetensors   fp32 masters, the drafter's own names
+        moments.safetensors   AdamW's two moments, `exp_avg.<name>` and `exp_avg_sq.<name>`
+        state.json            step, plan and its cursor, data, geometry, threads, the whole run config
+        manifest.json         size and sha256 of each of the others; written last
+
+Everything is written to a hidden folder beside, fsynced, and renamed. Finding, checking and renaming need no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.errors import CheckpointError, ConfigError, TrainerError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SCHEMA = 1
+WEIGHTS, MOMENTS, STATE, MANIFEST = "weights.safetensors", "moments.safetensors", "state.json", "manifest.json"
+_NAME = re.compile(r"step-(\d{8,})")
+_PARTIAL = re.compile(r"\.step-\d+\.partial")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint: its folder and what state.json says."""
+
+    path: Path
+    state: Mapping[str, Any]
+
+    @property
+    def step(self) -> int:
+        return int(self.state["step"])
+
+    @property
+    def batches(self) -> int:
+        """Batches of the run that its weights stand for."""
+        return int(self.state["batches"])
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    """The step in a checkpoint folder's name, -1 for any other name."""
+    found = _NAME.fullmatch(path.name)
+    return int(found.group(1)) if found else -1
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Checkpoint folders, oldest first; only by name, nothing is read."""
+    if not folder.is_dir():
+        return []
+    return sorted((p for p in folder.iterdir() if step_of(p) >= 0 and p.is_dir()), key=step_of)
+
+
+def verify(path: Path) -> Checkpoint:
+    """Reads a checkpoint's manifest and state, and checks size and hash of every file.
+
+    Raises:
+        CheckpointError: names the file that is missing, cut or changed.
+    """
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        files = dict(manifest["files"])
+        schema = int(manifest["schema"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"the manifest cannot be read: {error}", str(path / MANIFEST)) from error
+    if schema > SCHEMA:
+        raise CheckpointError(f"schema {schema} is newer than this trainer", str(path), "use the release that wrote it")
+    if not {WEIGHTS, MOMENTS, STATE} <= files.keys():
+        raise CheckpointError("the manifest does not list all files", str(path / MANIFEST))
+    for name, entry in sorted(files.items()):
+        file = path / name
+        try:
+            size = file.stat().st_size
+            if size != entry["bytes"]:
+                raise CheckpointError(f"{name} has {size} bytes, the manifest says {entry['bytes']}", str(file))
+            if sha256(file) != entry["sha256"]:
+                raise CheckpointError(f"{name} does not have the hash that the manifest says", str(file))
+        except OSError as error:
+            raise CheckpointError(f"{name} cannot be read: {error}", str(file)) from error
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"the manifest's entry of {name} is damaged", str(path / MANIFEST)) from error
+    try:
+        state = json.loads((path / STATE).read_text(encoding="utf-8"))
+        checkpoint = Checkpoint(path, state)
+        _ = checkpoint.step, checkpoint.batches, state["plan"]["base"], state["data"]["sha256"], state["drafter"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"state.json lacks what a resume needs: {error}", str(path / STATE)) from error
+    return checkpoint
+
+
+def choose(folder: Path, resume: str) -> Checkpoint | None:
+    """What to start from.
+
+    Args:
+        folder: of the checkpoints. resume: "auto" (the latest, if there is one), "none", or a checkpoint's path.
+
+    Returns:
+        A verified checkpoint, or None for a fresh start.
+
+    Raises:
+        CheckpointError: the chosen one is not whole; names the newest older one that is.
+        ConfigError: "none" although there are checkpoints.
+    """
+    there = list_checkpoints(folder)
+    if resume == "none":
+        if there:
+            raise ConfigError(
+                f"--resume none, but there are {len(there)} checkpoints, the last {there[-1].name}",
+                str(folder),
+                "resume with --resume auto, or move them aside first (nothing here overwrites them)",
+            )
+        return None
+    if resume == "auto":
+        if not there:
+            return None
+        chosen = there[-1]
+    else:
+        chosen = Path(resume)
+        if not chosen.is_dir() and (folder / resume).is_dir():
+            chosen = folder / resume
+        if not chosen.is_dir():
+            raise CheckpointError("there is no such checkpoint", str(chosen), _advice(folder, there))
+    try:
+        return verify(chosen)
+    except CheckpointError as error:
+        older = [p for p in there if step_of(p) < step_of(chosen)]
+        raise CheckpointError(error.what, error.where, error.next or _advice(folder, older)) from error
+
+
+def _advice(folder: Path, older: Sequence[Path]) -> str:
+    for path in reversed(older):
+        with contextlib.suppress(CheckpointError):
+            return f"the newest other one that is whole: --resume {verify(path).path}"
+    return f"no other checkpoint in {folder} is whole: move them aside and start with --resume none"
+
+
+def sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as opened:
+        while block := opened.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def sync(path: Path) -> None:
+    """fsync of a file or folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Store:
+    """The checkpoints folder of one run, locked against a second one.
+
+    Args:
+        folder: made if missing. keep_last: newest checkpoints that stay.
+
+    Raises:
+        ConfigError: another run holds it, or it cannot be written.
+    """
+
+    def __init__(self, folder: Path, keep_last: int) -> None:
+        self.folder = folder
+        self._keep = keep_last
+        self._from: Path | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                "another run writes its checkpoints here", str(folder), "stop it first, or name another folder"
+            ) from error
+        except OSError as error:
+            raise ConfigError(
+                f"the checkpoints folder cannot be used: {error}", str(folder), "name a folder that can be written"
+            ) from error
+        self._sweep()
+
+    def close(self) -> None:
+        """Lets the folder go; half-written checkpoints of this run go too."""
+        self._sweep()
+        os.close(self._lock)
+
+    def _sweep(self) -> None:
+        """Removes what a killed run was still writing: hidden, never renamed, so no checkpoint."""
+        for path in self.folder.iterdir():
+            if _PARTIAL.fullmatch(path.name):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def resumed_from(self, checkpoint: Checkpoint) -> None:
+        """Remembers where this run began: newer checkpoints are another history, to be set aside at the first save."""
+        self._from = checkpoint.path
+
+    def begin(self, step: int) -> Path:
+        """An empty hidden folder to write into."""
+        beside = self.folder / f".{name_of(step)}.partial"
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir()
+        return beside
+
+    def complete(self, beside: Path, files: Mapping[str, Mapping[str, Any]], state: Mapping[str, Any]) -> Path:
+        """Adds state and manifest and makes all of it durable; the folder still has its hidden name.
+
+        Args:
+            beside: from `begin`. files: name -> {bytes, sha256} of what a drafter wrote. state: for state.json.
+
+        Returns:
+            The path that `publish` will give it.
+        """
+        listed = {name: dict(entry) for name, entry in files.items()}
+        _write_json(beside / STATE, {"schema": SCHEMA, **state})
+        listed[STATE] = {"bytes": (beside / STATE).stat().st_size, "sha256": sha256(beside / STATE)}
+        _write_json(beside / MANIFEST, {"schema": SCHEMA, "files": listed})
+        sync(beside)
+        return self.folder / name_of(int(state["step"]))
+
+    def publish(self, beside: Path, path: Path) -> None:
+        """Renames a complete folder into place, then drops the oldest ones."""
+        self._set_aside(step_of(path))
+        beside.rename(path)
+        sync(self.folder)
+        for old in list_checkpoints(self.folder)[: -self._keep]:
+            # Out of sight first: a half-deleted folder must not look like a checkpoint.
+            gone = self.folder / f".{old.name}.partial"
+            old.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+
+    def _set_aside(self, step: int) -> None:
+        """Checkpoints of a history that this run did not take keep their content under another name."""
+        base = -1 if self._from is None else step_of(self._from)
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        for path in list_checkpoints(self.folder):
+            if step_of(path) > base and path != self._from:
+                path.rename(path.with_name(f"{path.name}.aside-{stamp}"))
+        # From here on all that lies in the folder is of this history.
+        self._from = self.folder / name_of(step)
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    with path.open("w", encoding="utf-8") as opened:
+        json.dump(value, opened, indent=1)
+        opened.write("\n")
+        opened.flush()
+        os.fsync(opened.fileno())
+
+
+# ---- tensors
+
+
+def write_tensors(folder: Path, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Writes both tensor files, durably.
+
+    Returns:
+        name -> {bytes, sha256}, for the manifest.
+
+    Raises:
+        TrainerError: no room, or the folder cannot be written.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    files = {}
+    for name, tensors in ((WEIGHTS, weights), (MOMENTS, moments)):
+        file = folder / name
+        try:
+            save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, str(file))
+            sync(file)
+            files[name] = {"bytes": file.stat().st_size, "sha256": sha256(file)}
+        except (OSError, SafetensorError) as error:
+            raise TrainerError(
+                f"the checkpoint cannot be written: {error}",
+                str(file),
+                "free some room; the last checkpoint is still whole",
+            ) from error
+    return files
+
+
+def read_tensors(path: Path, expected: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, str, Tensor]]:
+    """Yields (kind, name, tensor) for every weight and moment; kind is "weight", "exp_avg" or "exp_avg_sq".
+
+    Args:
+        path: a checkpoint's folder. expected: name -> shape of each weight.
+
+    Raises:
+        CheckpointError: a tensor is missing, unknown, or of another shape or dtype.
+    """
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    wanted = {
+        WEIGHTS: {name: ("weight", name) for name in expected},
+        MOMENTS: {f"{kind}.{name}": (kind, name) for kind in ("exp_avg", "exp_avg_sq") for name in expected},
+    }
+    for file, keys in wanted.items():
+        try:
+            with safe_open(str(path / file), framework="pt") as opened:
+                found = set(opened.keys())
+                if found != keys.keys():
+                    wrong = min(found ^ keys.keys())
+                    raise CheckpointError(f"{wrong} is missing or unknown", str(path / file))
+                for key, (kind, name) in keys.items():
+                    tensor = opened.get_tensor(key)
+                    if tuple(tensor.shape) != expected[name] or tensor.dtype != torch.float32:
+                        raise CheckpointError(f"{key} is {list(tensor.shape)} of {tensor.dtype}", str(path / file))
+                    yield kind, name, tensor
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{file} cannot be read: {error}", str(path / file)) from error

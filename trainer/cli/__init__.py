@@ -1,0 +1,42 @@
+"""The trainer's commands. A command's module is imported only when it is asked for, so `--help` needs no torch.
+
+Each module has `add_arguments(parser)` and `main(args) -> int` (the exit code), and says what it does in its docstring.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from trainer.errors import TrainerError, tell
+
+#: command -> (module, one line for --help)
+COMMANDS = {
+    "run": ("trainer.cli.run", "train a drafter"),
+    "check": ("trainer.cli.check", "look whether a run could start, and what it would take"),
+    "audit": ("trainer.cli.audit", "say whether every sample was trained once an epoch"),
+    "evaluate": ("trainer.cli.evaluate", "measure a drafter in the real speculative loop"),
+    "export": ("trainer.cli.export", "write a checkpoint's drafter as servers load it"),
+    "regenerate": ("trainer.cli.regenerate", "let the target itself write the responses"),
+    "demo-target": ("trainer.cli.demo_target", "train the tiny target of the demo"),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs one command; an error that the trainer understands is told without a traceback."""
+    parser = argparse.ArgumentParser(prog="python -m trainer", description="Trains a DFlash drafter.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    asked = next((word for word in argv if not word.startswith("-")), None)
+    for name, (module, text) in COMMANDS.items():
+        sub = commands.add_parser(name, help=text, description=text)
+        if name == asked:
+            importlib.import_module(module).add_arguments(sub)
+    arguments = parser.parse_args(argv)
+    try:
+        code: int = importlib.import_module(COMMANDS[arguments.command][0]).main(arguments)
+    except TrainerError as error:
+        print(tell(error), file=sys.stderr, flush=True)
+        return error.exit_code
+    return code

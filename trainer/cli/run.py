@@ -1,0 +1,49 @@
+"""`python -m trainer run`: trains until the plan is done, or until TERM or INT asks for a checkpoint and an end."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from trainer.errors import TrainerError, tell, write_error_file
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", required=True, type=Path, help="run.toml or run.json (docs/run-config.md)")
+    parser.add_argument("--out", required=True, type=Path, help="folder of this attempt: metrics, plan, logs, errors")
+    parser.add_argument("--checkpoints", required=True, type=Path, help="folder of the checkpoints")
+    parser.add_argument("--resume", default="auto", help="auto (default), none, or a checkpoint's folder")
+    parser.add_argument(
+        "--set", action="append", default=[], dest="overrides", metavar="table.key=value", help="override one key"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    from trainer.config import load_config
+    from trainer.prepare import gpus_missing, prepare, raise_if_any
+
+    try:
+        config = load_config(args.config, args.overrides)
+        raise_if_any(gpus_missing(config))
+        prepared = prepare(config, args.checkpoints, args.resume)
+        from trainer.launcher import launch
+
+        return launch(prepared, args.out.absolute(), args.checkpoints.absolute())
+    except TrainerError as error:
+        print(tell(error), file=sys.stderr, flush=True)
+        _record(args.out, error)
+        return error.exit_code
+    except Exception as error:
+        _record(args.out, error)
+        raise
+
+
+def _record(out: Path, error: Exception) -> None:
+    """error.json of the launcher, unless a worker's own says it already."""
+    if any(out.glob("errors/*/error.json")):
+        return
+    try:
+        write_error_file(out / "errors" / "launcher" / "error.json", error)
+    except OSError as second:
+        print(f"  (and error.json could not be written: {second})", file=sys.stderr, flush=True)

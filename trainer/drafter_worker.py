@@ -1,0 +1,237 @@
+"""A drafter process: asks for a ready batch, trains it, averages with the others when told, writes the checkpoint.
+
+Imports no transformers: of the target it needs two tensors only. All its state is in `Masters`; anchors, learning rate
+and order come from the plan, so nothing here draws a random number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from trainer.anchors import pick_anchors
+from trainer.attention import build_masks, freeze_shapes
+from trainer.averaging import average
+from trainer.batch import Batch, block_input_ids
+from trainer.channel import Channel, Message
+from trainer.checkpoint import read_tensors, write_tensors
+from trainer.config import RunConfig, parse_config
+from trainer.drafter import Drafter
+from trainer.drafter_config import DrafterConfig
+from trainer.errors import ConfigError, NonFiniteError
+from trainer.loss import LossOut, block_loss
+from trainer.optimizer import Masters
+from trainer.ring import Ring, RingLayout
+from trainer.target import load_embed_and_head
+from trainer.target_worker import prepare_process
+
+
+class DrafterWorker:
+    """One drafter on one device.
+
+    Args:
+        setup: the launcher's first message. channel: for what happens while training (compiling).
+    """
+
+    def __init__(self, setup: Mapping[str, Any], channel: Channel) -> None:
+        self.config: RunConfig = parse_config(setup["config"], "setup")
+        self.device = prepare_process(setup["device"], self.config.workers.threads)
+        self.channel = channel
+        cuda = self.device.type == "cuda"
+        layout = RingLayout.from_dict(setup["layout"])
+        self.ring = Ring(setup["ring_fd"], layout, pin=cuda)
+        self.dtype: torch.dtype = getattr(torch, layout.dtype) if cuda else torch.float32
+        self.geometry = DrafterConfig.from_hf(setup["drafter"])
+        wanted = self.config.drafter.attention
+        self.backend = wanted if wanted != "auto" else "flex" if cuda else "sdpa"
+        self.lengths_used: list[int] = list(setup["lengths_used"])
+        self.lengths_seen: set[int] = set()
+        self.embed, self.head = load_embed_and_head(self.config.target.path, self.dtype, self.device)
+        self.drafter = Drafter(self.geometry, seed=self.config.train.seed).to(self.device)
+        self.masters = Masters(self.drafter, self.config.train.weight_decay, fused=cuda)
+        self.tokens = 0.0  # supervised tokens since the last averaging
+        self.seconds = {"wait": 0.0, "compute": 0.0, "copy": 0.0, "sync": 0.0}
+        self._restore(setup)
+        self._join(setup)
+
+    def _restore(self, setup: Mapping[str, Any]) -> None:
+        if setup["resume"] is not None:
+            for kind, name, tensor in read_tensors(Path(setup["resume"]), self.masters.shapes()):
+                self.masters.load(kind, name, tensor)
+            self.masters.set_count(int(setup["step"]))
+        elif self.config.drafter.init_from is not None:
+            from trainer.export import load_drafter
+
+            folder = self.config.drafter.init_from
+            _, state = load_drafter(folder)
+            shapes = self.masters.shapes()
+            if {k: tuple(v.shape) for k, v in state.items()} != shapes:
+                raise ConfigError(
+                    "the drafter there has other shapes than [drafter] asks for",
+                    f"drafter.init_from = {folder}",
+                    "correct [drafter], or remove init_from",
+                )
+            for name, tensor in state.items():
+                self.masters.load("weight", name, tensor.float())
+
+    def _join(self, setup: Mapping[str, Any]) -> None:
+        """The group of all drafters of this machine, met at the launcher's store; none for a single one."""
+        if setup["store"] is None:
+            return
+        timeout = timedelta(seconds=self.config.workers.timeout_s)
+        store = torch.distributed.TCPStore("127.0.0.1", int(setup["store"]), is_master=False, timeout=timeout)  # type: ignore[attr-defined]
+        dist.init_process_group(
+            "nccl" if self.device.type == "cuda" else "gloo",
+            store=store,
+            rank=int(setup["rank"]),
+            world_size=len(self.config.workers.drafter_devices),
+            timeout=timeout,
+        )
+
+    def batch_of(self, message: Message) -> Batch:
+        """The batch in a slot, with its anchors, on this device. On the CPU the features stay in the ring."""
+        slot = self.ring.slot(int(message["slot"]), int(message["length"]))
+        ids = [int(i) for i in message["samples"]]
+        rows = slot.lengths.shape[0]
+        keys = [(self.config.train.seed, int(message["epoch"]), i) for i in ids]
+        keys += [(0, 0, 0)] * (rows - len(ids))  # rows without a sample have no place for an anchor
+        mask, lengths = slot.loss_mask.float(), slot.lengths.long()
+        anchors, valid = pick_anchors(mask, lengths, self.config.train.anchors, keys)
+        batch = Batch(
+            input_ids=slot.input_ids.long(),
+            loss_mask=mask,
+            lengths=lengths,
+            anchors=anchors,
+            anchor_valid=valid,
+            features=slot.features,
+            sample_ids=ids,
+        )
+        if self.device.type == "cpu":
+            return batch if batch.features.dtype == self.dtype else _with_dtype(batch, self.dtype)
+        return batch.to(self.device, non_blocking=self.ring.pinned)
+
+    def forward(self, batch: Batch) -> LossOut:
+        """The loss of a batch; under autocast on a GPU, so that weights stay float32."""
+        block_ids = block_input_ids(batch, self.geometry.block_size, self.geometry.mask_token_id)
+        masks = build_masks(
+            self.geometry, batch.anchors, batch.anchor_valid, batch.lengths, batch.input_ids.shape[1], self.backend
+        )
+        low = self.device.type == "cuda" and self.dtype != torch.float32
+        with torch.autocast(self.device.type, dtype=self.dtype) if low else contextlib.nullcontext():
+            hidden = self.drafter(F.embedding(block_ids, self.embed), batch.features, batch.anchors, masks)
+            return block_loss(
+                hidden,
+                self.head,
+                batch,
+                self.geometry,
+                objective=self.config.train.objective,
+                gamma=self.config.gamma,
+                alpha=self.config.train.alpha,
+                mode=self.config.loss.mode,
+                reentrant=self.config.loss.reentrant,
+                chunk=self.config.loss.chunk,
+            )
+
+    def train(self, message: Message) -> Message:
+        """One optimiser step.
+
+        Raises:
+            NonFiniteError: before anything was changed.
+        """
+        began = time.monotonic()
+        length = int(message["length"])
+        new = length not in self.lengths_seen
+        if new and self.backend == "flex":
+            self._tell_compiling(len(self.lengths_seen))
+        batch = self.batch_of(message)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            self.channel.send({"k": "copied", "slot": message["slot"]})
+        copied = time.monotonic()
+        out = self.forward(batch)
+        numbers = torch.stack([t.detach().double() for t in out]).tolist()
+        stats = dict(zip(LossOut._fields, numbers, strict=True))
+        stats["grad_norm"] = 0.0
+        if not math.isfinite(stats["numerator"]):
+            raise self._not_finite("loss", stats["numerator"], message)
+        if stats["positions"]:
+            torch.autograd.backward([out.loss])
+            stats["grad_norm"] = self.masters.step(float(message["lr"]), self.config.train.clip)
+            if not math.isfinite(stats["grad_norm"]):
+                raise self._not_finite("norm of the gradient", stats["grad_norm"], message)
+        self.tokens += stats["positions"]
+        if new:
+            self._shape_seen(length)
+        stats["block_tokens"] = int(stats["prefix_count"]) * self.geometry.block_size
+        stats["context_tokens"] = int(batch.lengths.sum())
+        self.seconds["copy"] += copied - began
+        self.seconds["compute"] += time.monotonic() - copied
+        return {"k": "trained", "batch": message["batch"], "stats": stats, "seconds": dict(self.seconds)}
+
+    def _not_finite(self, what: str, value: float, message: Message) -> NonFiniteError:
+        return NonFiniteError(
+            f"the {what} is {value}",
+            f"batch {message['batch']}, samples {message['samples']}",
+            "resume from the last checkpoint with a smaller train.lr, or look at these samples",
+        )
+
+    def _tell_compiling(self, k: int) -> None:
+        self.channel.send({"k": "stage", "stage": "compiling", "done": k, "of": len(self.lengths_used)})
+
+    def _shape_seen(self, length: int) -> None:
+        """Compiling ends with the first batch of the last padded length: a later new shape is a fault."""
+        self.lengths_seen.add(length)
+        if self.backend == "flex" and set(self.lengths_used) <= self.lengths_seen:
+            freeze_shapes()
+            self.channel.send({"k": "stage", "stage": "stepping", "done": 1, "of": 1})
+
+    def average(self, message: Message) -> Message:
+        began = time.monotonic()
+        average(self.masters.tensors(), self.tokens, self.device)
+        self.masters.set_count(int(message["step"]))
+        self.tokens = 0.0
+        self.seconds["sync"] += time.monotonic() - began
+        return {"k": "averaged", "seconds": dict(self.seconds)}
+
+    def save(self, message: Message) -> Message:
+        began = time.monotonic()
+        weights: dict[str, Tensor] = {name: p.detach() for name, p in self.masters.parameters.items()}
+        files = write_tensors(Path(message["folder"]), weights, self.masters.moments())
+        self.seconds["sync"] += time.monotonic() - began
+        return {"k": "saved", "files": files, "seconds": dict(self.seconds)}
+
+
+def _with_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
+    import dataclasses
+
+    return dataclasses.replace(batch, features=batch.features.to(dtype))
+
+
+def run_drafter(channel: Channel, setup: Mapping[str, Any]) -> None:
+    """Serves until the launcher says exit.
+
+    Raises:
+        TrainerError: what cannot be trained or restored. PeerGone: the launcher died.
+    """
+    worker = DrafterWorker(setup, channel)
+    channel.send({"k": "ready"})
+    answers = {"train": worker.train, "average": worker.average, "save": worker.save}
+    channel.send({"k": "ask"})
+    while True:
+        message, waited = channel.receive()
+        worker.seconds["wait"] += waited
+        if message["k"] == "exit":
+            break
+        channel.send(answers[message["k"]](message))
+    if dist.is_initialized():
+        dist.destroy_process_group()

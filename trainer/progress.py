@@ -1,0 +1,193 @@
+"""Progress lines on standard output and metrics.jsonl, as docs/contracts.md has them.
+
+Losing standard output (a closed pipe, a terminal that went away) must not end a training run: from then on lines are
+dropped, and metrics.jsonl goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+#: What a worker's time is made of.
+SHARES = ("wait", "compute", "copy", "sync")
+
+
+class Output:
+    """Lines to standard output, or nowhere once that is broken."""
+
+    def __init__(self) -> None:
+        self.broken = False
+
+    def line(self, text: str) -> None:
+        if self.broken:
+            return
+        try:
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+        except (OSError, ValueError):
+            self.broken = True
+            # What is still buffered would fail once more at the interpreter's end, and change the exit code.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 1)
+            os.close(nowhere)
+
+    def fields(self, **pairs: object) -> None:
+        """`dflash key=value ...`; None is left out, blanks inside a value become underscores."""
+        shown = (f"{k}={'_'.join(str(v).split()) or '-'}" for k, v in pairs.items() if v is not None)
+        self.line("dflash " + " ".join(shown))
+
+    def stage(self, stage: str, k: int, n: int, what: str) -> None:
+        self.fields(stage=stage, k=k, n=n, what=what)
+
+    def event(self, event: str, **pairs: object) -> None:
+        self.fields(event=event, **pairs)
+
+
+@dataclass
+class Totals:
+    """Sums over an interval, from the drafters' messages."""
+
+    numerator: float = 0.0
+    denominator: float = 0.0
+    correct: float = 0.0
+    positions: float = 0.0
+    prefix_sum: float = 0.0
+    prefix_count: float = 0.0
+    block_tokens: int = 0
+    context_tokens: int = 0
+    samples: int = 0
+    grad_norm: float = 0.0
+    batches: int = 0
+
+
+@dataclass(frozen=True)
+class WorkerTimes:
+    """Seconds of one worker's present life, cumulative."""
+
+    name: str
+    life: int
+    seconds: Mapping[str, float]
+
+
+@dataclass
+class Meter:
+    """Adds up what drafters report, and turns it into one record an interval.
+
+    Args:
+        output: for lines. metrics: metrics.jsonl, appended to.
+    """
+
+    output: Output
+    metrics: Path
+    totals: Totals = field(default_factory=Totals)
+
+    def __post_init__(self) -> None:
+        self._since = time.monotonic()
+        self._before: dict[tuple[str, int], dict[str, float]] = {}
+        self._logged: int | None = None
+
+    def start(self, step: int) -> bool:
+        """The next batch is about to be trained; True for the first one: loading is no part of the pace."""
+        if self._logged is not None:
+            return False
+        self._since, self._logged = time.monotonic(), step
+        return True
+
+    def add(self, stats: Mapping[str, float], samples: int) -> None:
+        """One trained batch."""
+        t = self.totals
+        t.numerator += stats["numerator"]
+        t.denominator += stats["denominator"]
+        t.correct += stats["correct"]
+        t.positions += stats["positions"]
+        t.prefix_sum += stats["prefix_sum"]
+        t.prefix_count += stats["prefix_count"]
+        t.block_tokens += int(stats["block_tokens"])
+        t.context_tokens += int(stats["context_tokens"])
+        t.grad_norm += stats["grad_norm"]
+        t.samples += samples
+        t.batches += 1
+
+    def due(self, step: int, every: int) -> bool:
+        return self._logged is not None and step - self._logged >= every
+
+    def record(
+        self,
+        *,
+        step: int,
+        total: int,
+        epoch: float,
+        lr: float,
+        ring: tuple[int, int],
+        samples: int,
+        workers: Iterable[WorkerTimes],
+    ) -> None:
+        """Prints a progress line and appends its object to metrics.jsonl; nothing if nothing was trained since.
+
+        Args:
+            step, total: optimiser steps of a drafter. epoch: passes over the data. lr: of the last batch.
+            ring: ready slots and slots. samples: trained since the run began. workers: their times so far.
+        """
+        t, now = self.totals, time.monotonic()
+        if t.batches == 0:
+            return
+        wall = max(1e-9, now - self._since)
+        steps = step - (self._logged or 0)
+        workers = list(workers)
+        entry: dict[str, Any] = {
+            "schema": SCHEMA,
+            "t": round(time.time(), 3),
+            "step": step,
+            "total": total,
+            "epoch": round(epoch, 6),
+            "loss": t.numerator / t.denominator if t.denominator else None,
+            "acc": t.correct / t.positions if t.positions else None,
+            "tau": t.prefix_sum / t.prefix_count + 1 if t.prefix_count else None,
+            "block_tok_s": t.block_tokens / wall,
+            "ctx_tok_s": t.context_tokens / wall,
+            "ring_ready": ring[0],
+            "ring_slots": ring[1],
+            "lr": lr,
+            "grad_norm": t.grad_norm / t.batches,
+            "eta_s": (total - step) * wall / steps if steps else None,
+            "life": max((w.life for w in workers), default=0),
+            "samples": samples,
+            "workers": {w.name: {**self._shares(w, wall), "life": w.life} for w in workers},
+        }
+        with self.metrics.open("a", encoding="utf-8") as opened:
+            opened.write(json.dumps(entry) + "\n")
+        self._line(entry)
+        self.totals, self._since, self._logged = Totals(), now, step
+
+    def _shares(self, worker: WorkerTimes, wall: float) -> dict[str, float]:
+        before = self._before.get((worker.name, worker.life), {})
+        self._before[(worker.name, worker.life)] = dict(worker.seconds)
+        gained = {name: worker.seconds.get(name, 0.0) - before.get(name, 0.0) for name in SHARES}
+        return {name: round(min(1.0, max(0.0, seconds / wall)), 4) for name, seconds in gained.items()}
+
+    def _line(self, entry: Mapping[str, Any]) -> None:
+        def shown(value: float | None, form: str) -> str | None:
+            return None if value is None or not math.isfinite(value) else format(value, form)
+
+        self.output.fields(
+            step=f"{entry['step']}/{entry['total']}",
+            epoch=shown(entry["epoch"], ".3f"),
+            loss=shown(entry["loss"], ".4f"),
+            acc=shown(entry["acc"], ".4f"),
+            tau=shown(entry["tau"], ".2f"),
+            block_tok_s=shown(entry["block_tok_s"], ".0f"),
+            ctx_tok_s=shown(entry["ctx_tok_s"], ".0f"),
+            ring=f"{entry['ring_ready']}/{entry['ring_slots']}",
+            lr=shown(entry["lr"], ".4e"),
+            eta_s=shown(entry["eta_s"], ".0f"),
+            life=entry["life"],
+        )

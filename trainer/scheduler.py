@@ -1,0 +1,312 @@
+"""Who does what next: pure decisions over the ring's slots, the plan's batch numbers and the waiting workers.
+
+Batches leave in the order of their numbers; a batch whose target died goes first again. A round is `average_every`
+batches for each drafter: inside it any drafter takes the ready batch with the lowest number (or batch b goes to drafter
+b mod D, schedule "fixed"). When all batches of the round are trained, the drafters average; their weights then
+stand for exactly the batches below the round's end, which is what a commit and a checkpoint mean. Targets work ahead
+into the next round; no drafter does.
+
+    run --(all trained)--> averaging --(all averaged)--> [saving -->] run | ended
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Phase(str, Enum):
+    """Where the round is."""
+
+    RUN = "run"
+    AVERAGING = "averaging"
+    SAVING = "saving"
+    ENDED = "ended"
+
+
+class SlotState(str, Enum):
+    """What a ring slot is used for."""
+
+    FREE = "free"
+    FILLING = "filling"
+    READY = "ready"
+    TRAINING = "training"
+
+
+@dataclass
+class SlotRecord:
+    """One slot: its batch number and the worker that holds it, -1 and "" where none does."""
+
+    state: SlotState = SlotState.FREE
+    batch: int = -1
+    owner: str = ""
+
+
+@dataclass(frozen=True)
+class Fill:
+    """A target computes a batch into a slot."""
+
+    worker: str
+    slot: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class Train:
+    """A drafter trains the batch in a slot."""
+
+    worker: str
+    slot: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class Average:
+    """All drafters average; `step` counts the optimiser steps that their weights then stand for."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Commit:
+    """All batches below `upto` are in everybody's weights; `save` says that a checkpoint is to be taken now."""
+
+    upto: int
+    step: int
+    save: bool
+
+
+Action = Fill | Train | Average | Commit
+
+
+@dataclass
+class Scheduler:
+    """The round's state. Events go in by methods; `decide` says what to do now.
+
+    Args:
+        drafters: their names, in rank order. slots: how many the ring has.
+        cursor: batches done before. step: optimiser steps done before. total: batches of the run.
+        average_every, save_every: in steps. schedule: "ready" or "fixed".
+    """
+
+    drafters: tuple[str, ...]
+    slots: int
+    cursor: int
+    step: int
+    total: int
+    average_every: int
+    save_every: int
+    schedule: str = "ready"
+    phase: Phase = Phase.RUN
+    stopping: bool = False
+    ring: list[SlotRecord] = field(init=False)
+    next_batch: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ring = [SlotRecord() for _ in range(self.slots)]
+        self.next_batch = self.cursor
+        self._again: list[int] = []
+        self._targets: deque[str] = deque()
+        self._waiting: deque[str] = deque()
+        self._begun: dict[int, str] = {}
+        self._trained: set[int] = set()
+        self._averaged: set[str] = set()
+        self._saved_step = self.step
+        self._round_end = self._end_of_round()
+
+    # ---- numbers
+
+    def _end_of_round(self) -> int:
+        return min(self.total, self.cursor + self.average_every * len(self.drafters))
+
+    @property
+    def round_end(self) -> int:
+        """Number of the first batch that does not belong to the present round."""
+        return self._round_end
+
+    @property
+    def done(self) -> int:
+        """Batches trained, also those that no averaging has committed yet."""
+        return self.cursor + len(self._trained)
+
+    @property
+    def steps_done(self) -> int:
+        """Optimiser steps of one drafter."""
+        return self.step + len(self._trained) // len(self.drafters)
+
+    @property
+    def total_steps(self) -> int:
+        """Optimiser steps of one drafter when the run is finished; a round's last step may be a short one."""
+        return self.step + -(-(self.total - self.cursor) // len(self.drafters))
+
+    @property
+    def ready(self) -> int:
+        """Slots that wait for a drafter."""
+        return sum(slot.state is SlotState.READY for slot in self.ring)
+
+    # ---- events
+
+    def target_asks(self, worker: str) -> None:
+        if worker not in self._targets:
+            self._targets.append(worker)
+
+    def filled(self, worker: str, slot: int) -> None:
+        record = self._held(worker, slot, SlotState.FILLING)
+        record.state, record.owner = SlotState.READY, ""
+
+    def target_died(self, worker: str) -> list[int]:
+        """Takes its slot back. Returns the batches that will be given again."""
+        if worker in self._targets:
+            self._targets.remove(worker)
+        lost = []
+        for record in self.ring:
+            if record.state is SlotState.FILLING and record.owner == worker:
+                lost.append(record.batch)
+                record.state, record.batch, record.owner = SlotState.FREE, -1, ""
+        self._again = sorted(self._again + lost)
+        return lost
+
+    def drafter_asks(self, worker: str) -> None:
+        if worker not in self._waiting:
+            self._waiting.append(worker)
+
+    def copied(self, worker: str, slot: int) -> None:
+        """The drafter needs the slot no more; the batch is not trained yet."""
+        self._free(self._held(worker, slot, SlotState.TRAINING))
+
+    def trained(self, worker: str, batch: int) -> None:
+        for record in self.ring:
+            if record.state is SlotState.TRAINING and record.batch == batch and record.owner == worker:
+                self._free(record)
+        if self._begun.pop(batch, None) != worker:
+            raise ValueError(f"{worker} speaks of batch {batch}, which it was not given")
+        self._trained.add(batch)
+
+    def averaged(self, worker: str) -> None:
+        self._averaged.add(worker)
+
+    def saved(self) -> None:
+        """The checkpoint of the last commit lies in its place."""
+        self._saved_step = self.step
+        self._go_on()
+
+    def stop(self) -> None:
+        """No batch is begun any more; what drafters have begun, and all before it, is trained, averaged and saved."""
+        if self.stopping or self.phase is Phase.ENDED:
+            return
+        self.stopping = True
+        if self.phase is Phase.RUN:
+            self._round_end = self._shortened()
+
+    def _shortened(self) -> int:
+        """The round's end when nothing new is begun: right behind the last batch that a drafter has begun."""
+        begun = [batch + 1 for batch in (*self._begun, *self._trained)]
+        return min(self._round_end, max([*begun, self.cursor]))
+
+    # ---- decisions
+
+    def decide(self) -> list[Action]:
+        """What to do now; each action is returned once, and the state assumes that it is done."""
+        actions: list[Action] = []
+        while True:
+            found = self._fills() + self._trains() + self._turns()
+            if not found:
+                return actions
+            actions += found
+
+    def _fills(self) -> list[Action]:
+        actions: list[Action] = []
+        while self._targets and (batch := self._next()) is not None:
+            slot = next((i for i, r in enumerate(self.ring) if r.state is SlotState.FREE), None)
+            if slot is None:
+                break
+            if self._again:
+                self._again.pop(0)
+            else:
+                self.next_batch += 1
+            worker = self._targets.popleft()
+            self.ring[slot] = SlotRecord(SlotState.FILLING, batch, worker)
+            actions.append(Fill(worker, slot, batch))
+        return actions
+
+    def _next(self) -> int | None:
+        """The batch to compute next; when stopping only what the shortened round still lacks."""
+        if self.phase is Phase.ENDED:
+            return None
+        batch = self._again[0] if self._again else self.next_batch
+        limit = self._round_end if self.stopping else self.total
+        return batch if batch < limit else None
+
+    def _trains(self) -> list[Action]:
+        if self.phase is not Phase.RUN:
+            return []
+        actions: list[Action] = []
+        for worker in list(self._waiting):
+            slot = self._ready_for(worker)
+            if slot is None:
+                continue
+            self._waiting.remove(worker)
+            record = self.ring[slot]
+            record.state, record.owner = SlotState.TRAINING, worker
+            self._begun[record.batch] = worker
+            actions.append(Train(worker, slot, record.batch))
+        return actions
+
+    def _ready_for(self, worker: str) -> int | None:
+        mine = self.drafters.index(worker)
+        best: tuple[int, int] | None = None
+        for slot, record in enumerate(self.ring):
+            if record.state is not SlotState.READY or record.batch >= self._round_end:
+                continue
+            if self.schedule == "fixed" and record.batch % len(self.drafters) != mine:
+                continue
+            if best is None or record.batch < best[0]:
+                best = (record.batch, slot)
+        return None if best is None else best[1]
+
+    def _turns(self) -> list[Action]:
+        """Ends of phases."""
+        if self.phase is Phase.RUN and len(self._trained) == self._round_end - self.cursor:
+            if not self._trained:  # stopped, or nothing left to do, right at a commit
+                self.phase = Phase.ENDED
+                return []
+            if set(self._waiting) != set(self.drafters):
+                return []
+            self._waiting.clear()
+            self._averaged.clear()
+            self.phase = Phase.AVERAGING
+            return [Average(self._step_after())]
+        if self.phase is Phase.AVERAGING and self._averaged == set(self.drafters):
+            self.step = self._step_after()
+            self.cursor = self._round_end
+            self._trained.clear()
+            last = self.stopping or self.cursor >= self.total
+            save = last or self.step - self._saved_step >= self.save_every
+            self.phase = Phase.SAVING if save else Phase.RUN
+            commit = Commit(self.cursor, self.step, save)
+            if not save:
+                self._go_on()
+            return [commit]
+        return []
+
+    def _step_after(self) -> int:
+        return self.step + -(-len(self._trained) // len(self.drafters))
+
+    def _go_on(self) -> None:
+        if self.cursor >= self.total or self.stopping:
+            self.phase = Phase.ENDED
+            return
+        self.phase = Phase.RUN
+        self._round_end = self._end_of_round()
+
+    # ---- slots
+
+    def _held(self, worker: str, slot: int, state: SlotState) -> SlotRecord:
+        record = self.ring[slot]
+        if record.state is not state or record.owner != worker:
+            raise ValueError(f"{worker} speaks of slot {slot}, which is {record.state.value} of {record.owner!r}")
+        return record
+
+    def _free(self, record: SlotRecord) -> None:
+        record.state, record.batch, record.owner = SlotState.FREE, -1, ""

@@ -1,0 +1,85 @@
+"""A target process: asks for a batch, computes the tapped layers, copies them into the ring. Keeps no state.
+
+Everything it does for a batch is a pure function of the batch, so a batch whose target died is simply given again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from trainer.channel import Channel, Message
+from trainer.config import parse_config
+from trainer.data import Sample, SampleReader
+from trainer.ring import Ring, RingLayout, Slot
+from trainer.target import load_target
+
+
+def run_target(channel: Channel, setup: Mapping[str, Any]) -> None:
+    """Serves until the launcher says exit.
+
+    Raises:
+        ConfigError: the target cannot be loaded. DataError: the data changed. PeerGone: the launcher died.
+    """
+    config = parse_config(setup["config"], "setup")
+    device = prepare_process(setup["device"], config.workers.threads)
+    layout = RingLayout.from_dict(setup["layout"])
+    ring = Ring(setup["ring_fd"], layout, pin=device.type == "cuda")
+    data = setup["data"]
+    reader = SampleReader(data["path"], data["size"], data["mtime_ns"], config.data.max_length)
+    target = load_target(config.target.path, dtype=getattr(torch, layout.dtype), device=device)
+    taps = list(setup["layer_ids"])
+    seconds = {"wait": 0.0, "compute": 0.0, "copy": 0.0, "sync": 0.0}
+    channel.send({"k": "ready"})
+    channel.send({"k": "ask"})
+    while True:
+        message, waited = channel.receive()
+        seconds["wait"] += waited
+        if message["k"] == "exit":
+            return
+        began = time.monotonic()
+        length = int(message["length"])
+        slot = ring.slot(int(message["slot"]), length)
+        fill_tokens(slot, reader.read(message["samples"]))
+        features = target.features(slot.input_ids.long().to(device), taps)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # or the copy would be charged with the compute
+        computed = time.monotonic()
+        slot.features.copy_(features)
+        seconds["compute"] += computed - began
+        seconds["copy"] += time.monotonic() - computed
+        channel.send(_filled(message, seconds))
+
+
+def _filled(message: Message, seconds: Mapping[str, float]) -> Message:
+    return {"k": "filled", "slot": message["slot"], "batch": message["batch"], "seconds": dict(seconds)}
+
+
+def fill_tokens(slot: Slot, samples: list[Sample]) -> None:
+    """Writes tokens, mask and lengths of a batch into its slot; rows without a sample have length 0.
+
+    Every byte is written: what an earlier batch left there must not reach this one.
+    """
+    slot.input_ids.zero_()
+    slot.loss_mask.zero_()
+    slot.lengths.zero_()
+    for row, sample in enumerate(samples):
+        count = len(sample.input_ids)
+        slot.input_ids[row, :count] = torch.tensor(sample.input_ids, dtype=torch.int32)
+        slot.loss_mask[row, :count] = torch.tensor(sample.loss_mask, dtype=torch.uint8)
+        slot.lengths[row] = count
+
+
+def prepare_process(device: str, threads: int) -> torch.device:
+    """Fixes the number of threads, since sums depend on it, and makes the device current."""
+    torch.set_num_threads(threads)
+    torch.set_num_interop_threads(1)
+    found = torch.device(device)
+    if found.type == "cuda":
+        torch.cuda.set_device(found)
+    else:
+        torch.use_deterministic_algorithms(True)
+    return found

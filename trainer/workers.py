@@ -1,0 +1,206 @@
+"""The launcher's side of its worker processes: start, watch, end. One elastic context a worker, so that each has a
+life of its own.
+
+`start_processes` runs a command, not a function: a spawned function would bring named semaphores and a resource
+tracker, which a kill -9 leaves behind in /dev/shm. Its signal handlers are not wanted: the launcher owns signals.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, PContext, start_processes
+
+import trainer
+from trainer.channel import Peer
+
+#: Seconds for a worker that was told to end, or whose socket closed, before it is killed.
+GRACE_S = 20.0
+_TEE_BYTES = 1 << 16
+
+
+class WorkerLogs(LogsSpecs):
+    """Puts a worker's output and its error.json where docs/contracts.md says."""
+
+    def __init__(self, log: Path, error_file: Path) -> None:
+        super().__init__()
+        self._log = log
+        self._error_file = error_file
+
+    @property
+    def root_log_dir(self) -> str:
+        return str(self._log.parent)
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        envs[0]["TORCHELASTIC_ERROR_FILE"] = str(self._error_file)
+        # stderr joins stdout in the worker itself: two descriptors of one file would overwrite each other.
+        return LogsDest(stdouts={0: str(self._log)}, stderrs={0: ""}, error_files={0: str(self._error_file)})
+
+
+@dataclass
+class Worker:
+    """One worker through all its lives.
+
+    Attributes:
+        name: target0, drafter1, ... role: target or drafter. rank: among its role. device: "cpu" or "cuda:N".
+        life: 0 at first. peer: its connection, None until it said hello. ready: it has loaded what it needs.
+        busy_since, idle_since: when it got what it is doing, or ran out of it (monotonic); the other one is None.
+        seconds: wait, compute, copy, sync of this life, as it reported them. pending_wait: not in them yet.
+        fault: its own last words.
+        lost_at: when its socket closed. exit_code: once it has ended.
+    """
+
+    name: str
+    role: str
+    rank: int
+    device: str
+    life: int = 0
+    peer: Peer | None = None
+    ready: bool = False
+    busy_since: float | None = None
+    idle_since: float | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    fault: dict[str, Any] | None = None
+    pending_wait: float = 0.0
+    lost_at: float | None = None
+    exit_code: int | None = None
+    _context: PContext | None = None
+    _log: Path | None = None
+    _told: int = 0
+    _partial: bytes = b""
+
+    @property
+    def folder(self) -> str:
+        """Name for its files; a later life never overwrites an earlier one's."""
+        return self.name if self.life == 0 else f"{self.name}.life{self.life}"
+
+    def log_file(self, attempt: Path) -> Path:
+        return attempt / "logs" / f"{self.folder}.log"
+
+    def error_file(self, attempt: Path) -> Path:
+        return attempt / "errors" / self.folder / "error.json"
+
+    def times(self) -> dict[str, float]:
+        """Its seconds so far; a wait that still lasts counts up to now."""
+        seconds = dict(self.seconds)
+        seconds["wait"] = seconds.get("wait", 0.0) + self.pending_wait
+        if self.idle_since is not None:
+            seconds["wait"] += time.monotonic() - self.idle_since
+        return seconds
+
+    def busy(self) -> None:
+        """It was given something to do; the wait before is not in `seconds` until it speaks again."""
+        if self.idle_since is not None:
+            self.pending_wait += time.monotonic() - self.idle_since
+        self.busy_since, self.idle_since = time.monotonic(), None
+
+    def idle(self) -> None:
+        """It waits for work: no silence is too long now."""
+        self.busy_since, self.idle_since = None, time.monotonic()
+
+    def heard(self, seconds: Mapping[str, float]) -> None:
+        self.seconds, self.pending_wait = dict(seconds), 0.0
+
+    def fault_text(self) -> str:
+        """Why it ended, in its own words if it had any."""
+        if self.fault is not None:
+            return str(self.fault["what"])
+        if self.exit_code is not None and self.exit_code < 0:
+            return f"{self.name} was killed by {signal.Signals(-self.exit_code).name}"
+        return f"{self.name} ended with exit code {self.exit_code}"
+
+    def start(self, attempt: Path, socket: str, threads: int) -> None:
+        """Starts the present life. Signals stay as the launcher has set them."""
+        self._log = self.log_file(attempt)
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        error_file = self.error_file(attempt)
+        error_file.parent.mkdir(parents=True, exist_ok=True)
+        self._told, self._partial = 0, b""
+        self.peer, self.ready, self.fault, self.lost_at, self.exit_code = None, False, None, None, None
+        self.seconds, self.pending_wait = {}, 0.0
+        self.busy_since, self.idle_since = time.monotonic(), None
+        environment = {
+            "PYTHONPATH": os.pathsep.join(
+                [str(Path(trainer.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+            ),
+            "PYTHONUNBUFFERED": "1",
+            "TQDM_DISABLE": "1",  # bars are for terminals, this is a log
+            "OMP_NUM_THREADS": str(threads),
+            "MKL_NUM_THREADS": str(threads),
+            # One machine: the loopback is always there, the host's name may not resolve inside a container.
+            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        }
+        arguments = ("-m", "trainer.worker_main", self.role, self.name, str(self.life), socket, str(os.getpid()))
+        self._context = _quietly_start(self.name, arguments, environment, WorkerLogs(self._log, error_file))
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._context is None else self._context.pids()[0]
+
+    def poll(self) -> int | None:
+        """Its exit code once it has ended (negative: a signal), else None."""
+        if self._context is None:
+            return None
+        result = self._context.wait(0)
+        if result is None:
+            return None
+        failure = result.failures.get(0)
+        return 0 if failure is None else failure.exitcode
+
+    def wait(self, deadline: float) -> int | None:
+        """Polls until it has ended or the monotonic deadline has passed."""
+        while (code := self.poll()) is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return code
+
+    def kill(self) -> int | None:
+        """SIGKILL to its process group, and its exit code."""
+        if self._context is not None and self.poll() is None:
+            self._context.close(signal.SIGKILL, timeout=10)
+        return self.poll()
+
+    def disconnect(self) -> None:
+        if self.peer is not None:
+            self.peer.close()
+            self.peer = None
+
+    def new_output(self, *, rest: bool = False) -> list[str]:
+        """Whole lines that its log has gained since the last call; `rest` gives the unfinished last one too."""
+        if self._log is None:
+            return []
+        try:
+            with self._log.open("rb") as opened:
+                opened.seek(self._told)
+                got = opened.read(_TEE_BYTES)
+        except OSError:
+            return []
+        self._told += len(got)
+        *lines, self._partial = (self._partial + got).split(b"\n")
+        if rest and self._partial:
+            lines.append(self._partial)
+            self._partial = b""
+        # Of a line that was overwritten by carriage returns only its last state is worth telling.
+        texts = (line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2] for line in lines)
+        return [text for text in texts if text.strip()]
+
+
+def _quietly_start(name: str, arguments: tuple[str, ...], environment: dict[str, str], logs: WorkerLogs) -> PContext:
+    logging.getLogger("torch.distributed.elastic.multiprocessing").setLevel(logging.CRITICAL)
+    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+    handlers = {number: signal.getsignal(number) for number in wanted}
+    try:
+        return start_processes(name, sys.executable, {0: arguments}, {0: environment}, logs)
+    finally:
+        for number, handler in handlers.items():
+            if handler is not None:
+                signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
