@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from trainer.bar import Bar
+    from trainer.cli.guard import told
     from trainer.demo.target import Recipe, build
 
     recipe = Recipe(steps=args.steps, seed=args.seed, train_prompts=args.prompts, held_out_prompts=args.held_out)
@@ -32,10 +33,11 @@ def main(args: argparse.Namespace) -> int:
     def report(done: int, total: int, loss: float) -> None:
         bar.update(done, f"loss {loss:.2f}")
 
-    try:
-        built = build(args.out, recipe, report, threads=args.threads or min(8, os.cpu_count() or 1))
-    finally:
-        bar.close()
+    with told("building the demo target", "nothing was written; the same command starts anew"):
+        try:
+            built = build(args.out, recipe, report, threads=args.threads or min(8, os.cpu_count() or 1))
+        finally:
+            bar.close()
     print(f"{'found' if built.reused else 'built'} {built.target} (loss {built.loss:.2f} nats a byte)")
     if args.json:
         print(

@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from trainer.bar import Bar
+    from trainer.cli.guard import told
     from trainer.regenerate import Plan, regenerate
 
     start = time.monotonic()
@@ -51,23 +52,24 @@ def main(args: argparse.Namespace) -> int:
         assert bar is not None
         bar.update(done, f"{tokens / max(1e-9, time.monotonic() - start):.0f} tok/s")
 
-    try:
-        plan = regenerate(
-            args.target,
-            args.prompts,
-            args.out,
-            max_new=args.max_new,
-            batch=args.batch,
-            dtype=args.dtype,
-            device=args.device,
-            limit=args.limit,
-            skip_bad=args.skip_bad,
-            planned=planned,
-            progress=progress,
-        )
-    finally:
-        if bar is not None:
-            bar.close()
+    with told("writing the responses", "the same command goes on from here"):
+        try:
+            plan = regenerate(
+                args.target,
+                args.prompts,
+                args.out,
+                max_new=args.max_new,
+                batch=args.batch,
+                dtype=args.dtype,
+                device=args.device,
+                limit=args.limit,
+                skip_bad=args.skip_bad,
+                planned=planned,
+                progress=progress,
+            )
+        finally:
+            if bar is not None:
+                bar.close()
     reused = plan.done == plan.total
     print(f"{'found' if reused else 'wrote'} {plan.total} responses in {plan.out}")
     if args.json:

@@ -1,0 +1,65 @@
+"""`python -m trainer export`: a checkpoint's drafter as a folder that servers load."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Write a checkpoint's drafter as config.json and model.safetensors. The checkpoint is verified."
+    )
+    parser.add_argument("--checkpoint", default="auto", help="a checkpoint, by folder or name, or auto: the newest one")
+    parser.add_argument("--checkpoints", type=Path, default=None, help="folder of the checkpoints")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write; an earlier export there is replaced")
+    parser.add_argument(
+        "--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16", help="of the weights (bfloat16)"
+    )
+    parser.add_argument("--json", action="store_true", help="the last line of the output is a JSON object")
+
+
+def main(args: argparse.Namespace) -> int:
+    from trainer.checkpoint import choose, verify
+    from trainer.cli.guard import told
+    from trainer.drafter_source import from_checkpoint, newest
+    from trainer.errors import ConfigError
+
+    if args.checkpoints is None and args.checkpoint == "auto":
+        raise ConfigError(
+            "--checkpoint auto needs the folder to look in", "--checkpoints", "give it, or one checkpoint"
+        )
+    with told("the export", "nothing was written; an earlier export is whole"):
+        if args.checkpoint == "auto":
+            found = newest(args.checkpoints)
+        elif args.checkpoints is None:
+            found = verify(Path(args.checkpoint))
+        else:
+            chosen = choose(args.checkpoints, args.checkpoint)
+            if chosen is None:
+                raise ConfigError(
+                    f"{args.checkpoint!r} names no checkpoint", "--checkpoint", "a folder, a name or auto"
+                )
+            found = chosen
+        source = from_checkpoint(found)
+        import torch
+
+        from trainer.export import export_drafter
+
+        out = export_drafter(source.state, source.config, args.out, dtype=getattr(torch, args.dtype))
+    size = sum(f.stat().st_size for f in out.iterdir())
+    print(f"wrote {out}: step {source.step}, {len(source.state)} tensors, {size / 2**20:.1f} MiB, {args.dtype}")
+    if args.json:
+        record = {
+            "schema": 1,
+            "kind": "export",
+            "export": str(out),
+            "checkpoint": str(source.path),
+            "step": source.step,
+            "tensors": len(source.state),
+            "bytes": size,
+            "dtype": args.dtype,
+        }
+        print(json.dumps(record))
+    return 0
