@@ -38,12 +38,14 @@ class Plan:
     Attributes:
         out: the data file. total: lines it will have. done: whole lines it has.
         skipped: what is wrong with the prompt lines that are left out.
+        replaced: the output was of another origin, and is made anew.
     """
 
     out: Path
     total: int
     done: int
     skipped: tuple[str, ...]
+    replaced: bool = False
 
 
 def greedy_batch(
@@ -125,6 +127,7 @@ def regenerate(
     device: str = "cpu",
     limit: int | None = None,
     skip_bad: bool = False,
+    anew: bool = False,
     planned: Callable[[Plan], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Plan:
@@ -134,6 +137,7 @@ def regenerate(
     are in the order of the prompts' lengths. `out` + ".from.json" says what it was made from.
 
     Args:
+        anew: an output that was made from something else is emptied, instead of refused.
         planned: called once, before the target is loaded, with what there is to do.
         progress: called after each forward with (lines in the file, new tokens of this call so far).
 
@@ -158,10 +162,10 @@ def regenerate(
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("ab+") as file:
         _lock(file, out)
-        done = _heal(file, out, origin)
+        done, replaced = _heal(file, out, origin, anew)
         if done > len(found):
             raise DataError(f"{done} lines for {len(found)} prompts", str(out), "remove the file, or name another")
-        plan = Plan(out, len(found), done, tuple(skipped))
+        plan = Plan(out, len(found), done, tuple(skipped), replaced)
         if planned is not None:
             planned(plan)
         if done < len(found):
@@ -235,29 +239,38 @@ def _lock(file: BinaryIO, out: Path) -> None:
         ) from None
 
 
-def _heal(file: BinaryIO, out: Path, origin: dict[str, Any]) -> int:
-    """Whole lines in the file, after a torn last one has been cut off; makes sure that they come from `origin`."""
+def _heal(file: BinaryIO, out: Path, origin: dict[str, Any], anew: bool) -> tuple[int, bool]:
+    """Whole lines in the file, after a torn last one has been cut off; makes sure that they come from `origin`.
+
+    Returns:
+        How many, and whether lines of another origin were dropped.
+    """
     stamp = out.with_name(out.name + ".from.json")
     file.seek(0)
     raw = file.read()
+    other = False
     if raw:
         known = _read_stamp(stamp)
         changed = sorted(k for k in origin if known.get(k) != origin[k])
-        if changed:
+        other = bool(changed)
+        if changed and not anew:
             raise ConfigError(
                 f"the output exists and was made from something else ({', '.join(changed)} differ)",
                 str(out),
-                "name another --out, or remove it together with its .from.json",
+                "name another --out, or make it anew with --anew",
             )
+    if raw and not other:
         whole = raw.rfind(b"\n") + 1
         if whole < len(raw):
             file.truncate(whole)
             os.fsync(file.fileno())
-        return raw.count(b"\n")
+        return raw.count(b"\n"), False
+    file.truncate(0)
+    os.fsync(file.fileno())
     beside = stamp.with_name(f".{stamp.name}.{os.getpid()}")
     beside.write_text(json.dumps(origin, indent=1) + "\n")
     beside.rename(stamp)
-    return 0
+    return 0, other
 
 
 def _read_stamp(stamp: Path) -> dict[str, Any]:
@@ -280,7 +293,7 @@ def _check_start(file: BinaryIO, done: int, prompts: Sequence[Sequence[int]], ou
             raise DataError(
                 "this line is no answer to the prompt that it stands for",
                 f"{out}:{number}",
-                "remove the file together with its .from.json, and start anew",
+                "remove the file, and start anew",
             )
 
 

@@ -44,8 +44,16 @@ class Setup:
 
     @property
     def data(self) -> Path:
-        """The training data; prompts lie beside it only by chance: they are where `demo-target` puts them."""
         return self._path("data")
+
+    @property
+    def prompts(self) -> Path:
+        """Where `demo-target` puts the training prompts, and beside them the held-out ones."""
+        return self.target.parent / "data" / "prompts.jsonl"
+
+    @property
+    def held_out(self) -> Path:
+        return self.prompts.with_name("heldout.jsonl")
 
     @property
     def export(self) -> Path:
@@ -53,11 +61,6 @@ class Setup:
 
     def _path(self, table: str) -> Path:
         return self.root / str(self.trainer.tables[table]["path"])
-
-    def number(self, table: str, key: str, default: int) -> int:
-        """A whole number of the trainer's config."""
-        value = self.trainer.tables.get(table, {}).get(key, default)
-        return value if isinstance(value, int) else default
 
 
 def find(inventory: Path | None, root: Path | None, *, environ: Mapping[str, str], cwd: Path) -> Setup:

@@ -43,14 +43,21 @@ path = "target"                     # relative to root, as all paths of the trai
 [jobs.demo.trainer.drafter]
 mask_token_id = 259
 layers = 2
+taps = 3
 block_size = 8
 
 [jobs.demo.trainer.data]
 path = "data/train.jsonl"
+max_length = 160                    # prompts of 64 bytes, responses of 96
 batch_size = 8
 
 [jobs.demo.trainer.train]
-steps = 250
+steps = 500
+lr = 3e-3
+anchors = 24
+
+[jobs.demo.trainer.checkpoint]
+every = 100
 
 # A long run in the container: five GPUs run the target, three train drafters.
 # [jobs.dflash]

@@ -22,6 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=64, help="responses made at a time (default 64)")
     parser.add_argument("--limit", type=int, default=None, help="only the first N prompts")
     parser.add_argument("--skip-bad", action="store_true", help="leave bad prompt lines out instead of refusing them")
+    parser.add_argument(
+        "--anew", action="store_true", help="empty an output that was made from something else, instead of refusing it"
+    )
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     parser.add_argument("--device", default="cpu", help="such as cpu or cuda:0 (default cpu)")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads (default: all cores, at most 8)")
@@ -40,6 +43,8 @@ def main(args: argparse.Namespace) -> int:
         nonlocal bar
         for fault in plan.skipped:
             print(f"left out: {fault}", file=sys.stderr)
+        if plan.replaced:
+            print(f"made anew: {plan.out} was made from something else", file=sys.stderr)
         if 0 < plan.done < plan.total:
             print(f"going on: {plan.done} of {plan.total} responses are there", file=sys.stderr)
         if plan.done < plan.total:
@@ -64,6 +69,7 @@ def main(args: argparse.Namespace) -> int:
                 device=args.device,
                 limit=args.limit,
                 skip_bad=args.skip_bad,
+                anew=args.anew,
                 planned=planned,
                 progress=progress,
             )
