@@ -174,6 +174,7 @@ def load_target(path: str | Path, *, dtype: torch.dtype, device: torch.device | 
         ConfigError: no such folder, an unknown architecture, weights that are missing or do not fit.
     """
     import transformers
+    from safetensors import SafetensorError
 
     config = _read_config(Path(path))
     options: dict[str, Any] = {"dtype": dtype, "local_files_only": True, "output_loading_info": True}
@@ -185,7 +186,7 @@ def load_target(path: str | Path, *, dtype: torch.dtype, device: torch.device | 
         known = type(hf_config) in transformers.AutoModelForCausalLM._model_mapping
         auto: Any = transformers.AutoModelForCausalLM if known else transformers.AutoModelForImageTextToText
         model, info = auto.from_pretrained(path, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise ConfigError(f"the target of type {name!r} cannot be loaded: {error}", str(path), _NEXT) from error
     absent = sorted(info.get("missing_keys", []))
     if absent:

@@ -16,7 +16,7 @@ from trainer import attention
 from trainer.anchors import pick_anchors
 from trainer.attention import attend, build_masks, make_mask_mod
 from trainer.batch import Batch, block_input_ids, block_labels
-from trainer.drafter import Drafter
+from trainer.drafter import ContextCache, Drafter
 from trainer.drafter_config import DrafterConfig
 from trainer.errors import ConfigError, TrainerError
 from trainer.taps import tap_layer_ids
@@ -82,6 +82,12 @@ def test_anchors_are_sorted_distinct_and_supervised_with_their_next_token() -> N
         picked = anchors[row].tolist()
         assert picked == sorted(set(picked))
         assert all(mask[row, a] > 0 and mask[row, a + 1] > 0 and a < lengths[row] - 1 for a in picked)
+
+
+def test_every_candidate_and_nothing_else_can_be_an_anchor() -> None:
+    mask = torch.tensor([[0, 1, 1, 0, 1, 0, 1, 1, 1, 0.0]])
+    anchors, valid = pick_anchors(mask, torch.tensor([10]), 10, [(1,)])
+    assert anchors[valid].tolist() == [1, 6, 7]
 
 
 def test_supervised_padding_gives_no_anchor() -> None:
@@ -161,6 +167,15 @@ def test_a_block_is_the_anchor_then_masks_and_predicts_what_follows_it() -> None
     labels, counted = block_labels(batch, 4)
     assert labels[0, 0].tolist() == [3, 4, 5]
     assert counted[0].tolist() == [[True, True, True], [True, False, False]]
+
+
+def test_labels_past_the_end_or_outside_the_mask_do_not_count() -> None:
+    full = a_batch([[9]], [[True]], [12], 12)  # no padding: the block reaches past the tensor itself
+    assert block_labels(full, 6)[1].tolist() == [[[True, True, False, False, False]]]
+    careless = replace(a_batch([[9]], [[True]], [12], 16), loss_mask=torch.ones(1, 16))
+    assert block_labels(careless, 6)[1].tolist() == [[[True, True, False, False, False]]]
+    holes = replace(full, anchors=torch.tensor([[3]]), loss_mask=(torch.arange(12) != 5).float()[None])
+    assert block_labels(holes, 6)[1].tolist() == [[[True, False, True, True, True]]]
 
 
 # Masks
@@ -244,6 +259,38 @@ def test_blocks_do_not_see_the_context_from_their_anchor_on() -> None:
     before = run(a_config(), batch)
     assert torch.equal(before[0, :4], after[0, :4])
     assert not torch.allclose(before[0, 4:], after[0, 4:])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_cached_proposal_is_what_training_computed_at_that_anchor(causal: bool) -> None:
+    config = a_config(causal=causal)
+    batch = a_batch([[5, 11]], [[True, True]], [16], 16)
+    embeds = torch.randn(1, 8, 16, generator=torch.Generator().manual_seed(3))
+    trained = run(config, batch, embeds)
+    drafter, cache = Drafter(config, seed=5), ContextCache()
+    first = drafter.propose(embeds[:, :4], batch.features[:, :5], cache)
+    second = drafter.propose(embeds[:, 4:], batch.features[:, 5:11], cache)
+    assert torch.allclose(torch.cat([first, second], dim=1), trained, atol=1e-5)
+    assert cache.length == 11 and cache.pairs[0][0].shape == (1, 1, 11, 8)  # of the context only
+
+
+@pytest.mark.parametrize("way", ["bfloat16 weights", "autocast"])
+def test_low_precision_stays_close(way: str) -> None:
+    config, batch = a_config(), a_batch([[5, 11]], [[True, True]], [16], 16)
+    embeds = torch.randn(1, 8, 16, generator=torch.Generator().manual_seed(3))
+    wide = run(config, batch, embeds)
+    drafter = Drafter(config, seed=5)
+    masks = build_masks(config, batch.anchors, batch.anchor_valid, batch.lengths, 16, "sdpa")
+    if way == "autocast":
+        with torch.autocast("cpu", torch.bfloat16):
+            narrow = drafter(embeds.bfloat16(), batch.features.bfloat16(), batch.anchors, masks)
+    else:
+        drafter = drafter.bfloat16()
+        narrow = drafter(embeds.bfloat16(), batch.features.bfloat16(), batch.anchors, masks)
+        far = torch.tensor([[4095]])  # rounded angles would misplace it
+        assert torch.equal(drafter._rope(far, torch.float32)[0], Drafter(config)._rope(far, torch.float32)[0])
+    assert narrow.dtype == torch.bfloat16
+    assert F.cosine_similarity(narrow.float().flatten(), wide.flatten(), dim=0) > 0.999
 
 
 def test_a_padding_block_gives_numbers_and_only_sees_itself() -> None:
