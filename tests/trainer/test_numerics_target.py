@@ -55,8 +55,9 @@ def windowed() -> Any:
 
 
 def vision_language() -> Any:
-    text = {**SIZES, "head_dim": 8, "rope_parameters": {"rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
-    text["rope_parameters"]["rope_type"] = "default"
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+    spelling = "rope_parameters" if hasattr(transformers.Qwen3Config(), "rope_parameters") else "rope_scaling"
+    text = {**SIZES, "head_dim": 8, spelling: rope}
     vision = {**VISION, "deepstack_visual_indexes": []}
     config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False)
     return transformers.Qwen3VLForConditionalGeneration(config)
