@@ -21,15 +21,19 @@ from dflash_ops.inventory import Job
 ASK_S = 20.0
 START_S = 90.0
 
-#: The snapshot that the loop writes every second is trusted while it is less than 3 s old (whole seconds: 2), else the
-#: resident looks anew. `$1` snapshot.json, `$2` current.pyz, `$3` root, `$4` python: never part of the shell's text.
-#: The first line says that machine's clock and who answered.
-LOOK = (
-    'n=$(date +%s); m=$(stat -c %Y -- "$1" 2>/dev/null) && a=$((n-m)) && [ $a -le 2 ] && [ $a -ge -2 ] && '
-    's=$(cat -- "$1" 2>/dev/null) && { printf \'%s file\\n%s\\n\' "$n" "$s"; exit 0; }; '
-    '[ -f "$2" ] || { printf \'%s never\\n\' "$n"; exit 0; }; '
-    'printf \'%s asked\\n\' "$n"; exec "$4" "$2" snapshot --root "$3"'
-)
+#: One exec for a status. The loop's snapshot.json is believed under the conditions of docs/resident.md (younger than
+#: 3 s, its writer lives, no attempt began or ended since); else the resident looks anew. `$1` root, `$2` python: paths
+#: are never part of the shell's text. The first line says that machine's clock and who answered.
+LOOK = r"""
+n=$(date +%s); r="$1/run"; s="$r/snapshot.json"; z="$1/resident/current.pyz";
+m=$(stat -c %Y -- "$s" 2>/dev/null) && a=$((n-m)) && [ $a -le 2 ] && [ $a -ge -2 ]
+&& p=$(sed -n 's/.*"pid": *\([0-9][0-9]*\).*/\1/p' "$r/resident.json" 2>/dev/null) && [ -d "/proc/${p:-none}" ]
+&& [ ! "$r/attempts" -nt "$s" ]
+&& l=$(ls "$r/attempts" 2>/dev/null | sort -n | tail -n 1) && [ ! "$r/attempts/$l/exit.json" -nt "$s" ]
+&& t=$(cat -- "$s" 2>/dev/null) && { printf '%s file\n%s\n' "$n" "$t"; exit 0; };
+[ -f "$z" ] || { printf '%s never\n' "$n"; exit 0; };
+printf '%s asked\n' "$n"; exec "$2" -I -S "$z" snapshot --root "$1"
+""".replace("\n", " ").strip()
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class JobClient:
         Raises:
             DflashError: the resident refuses (damaged state), or what it says cannot be understood.
         """
-        argv = ["sh", "-c", LOOK, "sh", f"{self.job.root}/run/snapshot.json", self.pyz, self.job.root, self.python]
+        argv = ["sh", "-c", LOOK, "sh", self.job.root, self.python]
         try:
             done = self.host.run(argv, deadline=deadline)
         except HostError as error:
@@ -109,8 +113,8 @@ class JobClient:
             said = _object(raw.decode("utf-8", "replace"))
             if said is None:
                 raise ContractError(f"`follow` said something that is no JSON object: {raw[:200]!r}", self.host.name)
-            if "error" in said:
-                raise rebuilt(said["error"], self.host.name)
+            if (error := _error(said)) is not None:
+                raise rebuilt(error, self.host.name)
             snapshot = self._named(from_dict(Snapshot, said, "follow"))
             self._lost = None
             yield Seen(snapshot, snapshot.t)
@@ -149,7 +153,8 @@ class JobClient:
 
     def aside(self, *, reason: str = "", actor: str = "operator") -> dict[str, Any]:
         """Set the checkpoints aside, whole, with a manifest."""
-        return self.ask("aside", "--reason", reason, "--actor", actor, deadline=600.0)
+        options = ["--reason", reason, "--actor", actor, "--checkpoints", self.job.checkpoints]
+        return self.ask("aside", *options, deadline=600.0)
 
     def record(self, event: str, data: Mapping[str, Any], *, actor: str = "operator") -> dict[str, Any]:
         """Write one event into the job's journal."""
@@ -181,7 +186,7 @@ class JobClient:
         return f"{self.host.name}: {self.job.root}"
 
     def _argv(self, command: str, *options: str) -> Sequence[str]:
-        return (self.python, self.pyz, command, "--root", self.job.root, *options)
+        return (self.python, "-I", "-S", self.pyz, command, "--root", self.job.root, *options)
 
     def _strange(self, done: Completed, tried: str) -> DflashError:
         text = (done.error_text or done.text).strip()[-500:]
@@ -213,6 +218,12 @@ def _object(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def _error(said: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The error in an answer. A snapshot has an `error` as well, the trainer's; only ours names its class."""
+    error = said.get("error")
+    return error if isinstance(error, dict) and "type" in error else None
+
+
 def answer(done: Completed, host: str, python: str, tried: str) -> dict[str, Any]:
     """The JSON object on the last line of standard output; an error in it is raised as the class it names.
 
@@ -221,8 +232,8 @@ def answer(done: Completed, host: str, python: str, tried: str) -> dict[str, Any
     """
     last = done.text.strip().rpartition("\n")[2]
     said = _object(last)
-    if said is not None and isinstance(said.get("error"), dict):
-        raise rebuilt(said["error"], host)
+    if said is not None and (error := _error(said)) is not None:
+        raise rebuilt(error, host)
     if done.rc == 0 and said is not None:
         return said
     if done.rc in (126, 127):

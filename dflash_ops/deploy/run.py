@@ -74,6 +74,7 @@ class Result:
     files: int = 0
     bytes: int = 0
     checks: tuple[Check, ...] = ()
+    refused: list[str] = field(default_factory=list)
     replaced: dict[str, Any] | None = None
     aside: dict[str, Any] | None = None
     attempt: int | None = None
@@ -123,9 +124,10 @@ class Deployment:
             if self._refusals:
                 raise self._refusals[0]
             return self.result
+        self._use(pack)
         self._stop(probe, steps)
         self._aside()
-        self._start(job_spec, pack, stopped=steps.stop)
+        self._start(job_spec, stopped=steps.stop)
         return self.result
 
     def _refuse(self, error: DflashError | None) -> None:
@@ -133,6 +135,7 @@ class Deployment:
             raise error
         if error is not None:
             self._refusals.append(error)
+            self.result.refused += [e.what for e in getattr(error, "errors", (error,))]
 
     # -- stages --------------------------------------------------------------------------------------------------
 
@@ -311,10 +314,9 @@ class Deployment:
             moved = self.result.aside.get("to")
             stage.done(f"checkpoints set aside: {moved}" if moved else "there were no checkpoints")
 
-    def _start(self, job_spec: JobSpec, pack: Pack, *, stopped: bool) -> None:
+    def _start(self, job_spec: JobSpec, *, stopped: bool) -> None:
         with self.stages.stage("start", "switching the release, starting the session") as stage:
             try:
-                self._use(pack)
                 self.client.record("deployed", self._deployed(), actor=self.options.actor)
                 if job_spec.release is not None:
                     self.client.activate(job_spec.release, actor=self.options.actor)

@@ -23,14 +23,15 @@ def main(args: list[str]) -> int:
     parser.add_argument("--root", required=True, type=Path)
     parser.add_argument("--reason", required=True)
     parser.add_argument("--actor", default="operator")
+    parser.add_argument("--checkpoints", type=Path, default=None, help="the folder; default: of the job last started")
     options = parser.parse_args(args)
     layout = Layout(options.root.absolute())
     with run_lock(layout.lock, "aside"):
-        say(aside(layout, options.reason, options.actor))
+        say(aside(layout, options.reason, options.actor, options.checkpoints))
     return 0
 
 
-def aside(layout: Layout, reason: str, actor: str = "operator") -> dict[str, Any]:
+def aside(layout: Layout, reason: str, actor: str = "operator", checkpoints: Path | None = None) -> dict[str, Any]:
     """Move the checkpoints folder to `checkpoints.aside/<UTC time>/checkpoints`, with a manifest beside it.
 
     A folder on another file system is moved beside itself instead: only a rename is whole or not at all.
@@ -44,6 +45,7 @@ def aside(layout: Layout, reason: str, actor: str = "operator") -> dict[str, Any
         raise JobBusy("the job lives and writes there", str(last.layout.path), "stop it first")
     job = load(JobSpec, layout.job)
     folder = spec.checkpoints_folder(job, layout.root) if job is not None else layout.root / "checkpoints"
+    folder = checkpoints if checkpoints is not None else folder
     folder = Path(os.path.realpath(folder))
     if not folder.is_dir() or not any(folder.iterdir()):
         return {"schema": 1, "moved": False, "from": str(folder), "to": None, "files": 0, "bytes": 0}

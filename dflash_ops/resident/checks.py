@@ -167,7 +167,8 @@ def trainer(request: Request, config_name: str) -> tuple[list[Check], Needs]:
     needs = Needs.of(answer.get("needs") or {})
     errors = answer.get("errors") or []
     if answer.get("ok") and not errors:
-        return [_ok("config", "the trainer accepts its config and data")], needs
+        notes = [_warn("config", str(note), "") for note in answer.get("notes") or ()]
+        return [_ok("config", "the trainer accepts its config and data"), *notes], needs
     return [_config_fault(e) for e in errors] or [
         _failed("config", "the trainer refuses its config", "run its check by hand")
     ], needs
@@ -261,24 +262,25 @@ def disk(request: Request, needs: Needs) -> list[Check]:
 
 
 def shared_memory(request: Request, needs: Needs) -> list[Check]:
-    """/dev/shm holds the ring."""
+    """/dev/shm (or the config's `ring.dir`) holds the ring."""
     if needs.ring_bytes is None:
         return []
-    free = machine.room(Path("/dev/shm"))
+    place = Path(str(needs.said.get("ring_dir") or "/dev/shm"))
+    free = machine.room(place) if place.is_dir() else None
     if free is None:
-        return [_failed("shm", "there is no /dev/shm", "mount a tmpfs at /dev/shm in the container")]
+        return [_failed("shm", f"there is no {place}", f"mount a tmpfs at {place} in the container")]
     # The ring of the attempt that is to be replaced is still in there, and goes with it.
     have = free.total if request.pid is not None else free.bytes
     if have < needs.ring_bytes:
         return [
             _failed(
                 "shm",
-                f"/dev/shm has {size(have)}, the ring needs {size(needs.ring_bytes)}",
+                f"{place} has {size(have)}, the ring needs {size(needs.ring_bytes)}",
                 "make /dev/shm larger (lxc.mount.entry = tmpfs dev/shm tmpfs size=...), "
                 "or the ring smaller (--set ring.slots=...)",
             )
         ]
-    return [_ok("shm", f"/dev/shm has {size(have)}, the ring needs {size(needs.ring_bytes)}")]
+    return [_ok("shm", f"{place} has {size(have)}, the ring needs {size(needs.ring_bytes)}")]
 
 
 def memory(request: Request, needs: Needs) -> list[Check]:

@@ -36,6 +36,7 @@ STYLES: Mapping[State, tuple[str, str]] = {
 #: Parts of a worker's bar, in the order in which they are drawn.
 SHARES = (("compute", "█", "green"), ("copy", "▓", "cyan"), ("sync", "▒", "yellow"), ("wait", "░", "bright_black"))
 
+_BAD = frozenset({State.CRASHED, State.HUNG})
 _LABEL = 10
 
 
@@ -62,9 +63,16 @@ def _headline(s: Snapshot, now: float) -> Text:
     mark, style = STYLES[s.state]
     text = Text.assemble((clean(s.job), "bold"), "  ", (f"{mark} {s.state.value}", style))
     text.append(f"  since {duration(now - s.since)}")
-    if s.detail:
-        text.append(f"  {clean(s.detail)}", "bright_black" if s.state is not State.CRASHED else "red")
+    if s.detail and not _said_below(s):
+        text.append(f"  {clean(s.detail)}", "red" if s.state in _BAD else "bright_black")
     return text
+
+
+def _said_below(s: Snapshot) -> bool:
+    """Whether a row says what the detail says: the step, or how it ended."""
+    if s.exit is not None:
+        return s.exit.describe() in s.detail
+    return s.state is State.STEPPING and s.progress is not None and s.progress.step is not None
 
 
 def _rows(s: Snapshot, now: float, space: int) -> list[tuple[str, RenderableType]]:
@@ -74,7 +82,7 @@ def _rows(s: Snapshot, now: float, space: int) -> list[tuple[str, RenderableType
         count = f" {s.stage.k}/{s.stage.n}" if s.stage.k is not None and s.stage.n is not None else ""
         rows.append(("stage", Text(f"{clean(s.stage.name)}{count} {clean(s.stage.what)}".rstrip())))
     if p is not None:
-        rows.append(("step", _step(p, space)))
+        rows.append(("step", _step(p, space, over=s.exit is not None)))
         rows.append(("quality", _numbers(p)))
         rows.append(("rate", _rate(p)))
         if p.ring_slots:
@@ -102,17 +110,31 @@ def _rows(s: Snapshot, now: float, space: int) -> list[tuple[str, RenderableType
         rows.append(("session", _session(s)))
     rows.append(("seen", _seen(s, now)))
     rows += [("warning", Text(clean(w), "yellow")) for w in s.warnings]
+    if (hint := next_step(s)) is not None:
+        rows.append(("next", Text(hint, "green")))
     return rows
 
 
-def _step(p: Progress, space: int) -> Text:
+def next_step(s: Snapshot) -> str | None:
+    """The commands that a person would type now, one a line, where there are some."""
+    job = shlex.quote(clean(s.job))
+    if s.state is State.CRASHED:
+        return f"dflash-ops logs {job}\ndflash-ops deploy {job} --resume"
+    if s.state is State.STOPPED:
+        return f"dflash-ops deploy {job} --resume"
+    if s.state is State.HUNG:
+        return f"dflash-ops logs {job}\ndflash-ops deploy {job} --replace --resume"
+    return None
+
+
+def _step(p: Progress, space: int, *, over: bool) -> Text:
     if p.step is None:
         return Text(DASH)
     if not p.total:
         return Text(str(p.step))
     share = p.step / p.total
     tail = f" {percent(share):>5}"
-    if p.eta_s is not None:
+    if p.eta_s is not None and not over:
         tail += f"  ETA {duration(p.eta_s)}"
     count = f"{p.step}/{p.total}  "
     width = max(5, min(40, space - len(count) - len(tail) - 1))
@@ -176,7 +198,9 @@ def _share_bar(values: Sequence[float | None], cells: int) -> Text:
 
 
 def event_text(event: Event) -> str:
-    """`checkpoint step=100`: the event and its small data."""
+    """`checkpoint step=100`: the event and its small data; of a change of state the new one."""
+    if event.event == "state":
+        return f"state {clean(str(event.data.get('state', '')))}"
     data = [f"{k}={v}" for k, v in event.data.items() if isinstance(v, (int, float, str)) and len(str(v)) <= 40]
     return clean(" ".join([event.event, *data[:3]]))
 

@@ -1,0 +1,161 @@
+"""A foreign 20-line trainer as a job of its own inventory, with its own tmux socket; all of it ended afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_ops.cli.main import run
+
+TRAINER = """\
+import os, signal, sys, time
+root, total, pause = os.environ["HERE"], int(sys.argv[1]), float(sys.argv[2])
+stop = []
+signal.signal(signal.SIGTERM, lambda *_: stop.append(1) if "DEAF" not in os.environ else None)
+for step in range(1, total + 1):
+    time.sleep(pause)
+    print(f"it {step}/{total} loss {4.0 / step:.3f}", flush=True)
+    if os.path.exists(root + "/crash"):
+        raise RuntimeError("asked to crash")
+    if stop:
+        os.makedirs(root + "/checkpoints", exist_ok=True)
+        open(root + f"/checkpoints/step-{step:08d}", "w").close()
+        sys.exit(3)
+print("all done")
+"""
+
+
+@dataclass
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        return dict(json.loads(self.out))
+
+
+@dataclass
+class Toy:
+    """One job on this machine and the command line to it."""
+
+    folder: Path
+    root: Path
+    socket: str
+    capfd: pytest.CaptureFixture[str]
+    job: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def inventory(self) -> Path:
+        return self.folder / "inventory.toml"
+
+    def write(self, **changes: Any) -> None:
+        """The inventory, with the job's keys changed (None removes one)."""
+        from dflash_ops.deploy.toml import dump_toml
+
+        self.job = {k: v for k, v in {**self.job, **changes}.items() if v is not None}
+        document = {"schema": 1, "hosts": {"here": {"kind": "local"}}, "jobs": {"toy": self.job}}
+        self.inventory.write_text(dump_toml(document), "utf-8")
+
+    def ops(self, *args: str) -> Outcome:
+        """One command of dflash-ops, in this process."""
+        self.capfd.readouterr()
+        code = run([args[0], "-i", str(self.inventory), *args[1:]])
+        seen = self.capfd.readouterr()
+        return Outcome(code, seen.out, seen.err)
+
+    def spawn(self, *args: str) -> subprocess.Popen[str]:
+        """One command in a process of its own, its output on pipes."""
+        argv = [sys.executable, "-m", "dflash_ops.cli.main", args[0], "-i", str(self.inventory), *args[1:]]
+        return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return dict(self.ops("status", "--json").json["jobs"][0])
+
+    def until(self, what: Callable[[dict[str, Any]], bool], seconds: float = 20.0) -> dict[str, Any]:
+        """The first status that fits."""
+        end = time.monotonic() + seconds
+        while True:
+            found = self.status
+            if what(found):
+                return found
+            assert time.monotonic() < end, found
+            time.sleep(0.1)
+
+    def record(self, attempt: int, name: str) -> dict[str, Any]:
+        return dict(json.loads((self.root / "run/attempts" / str(attempt) / f"{name}.json").read_text()))
+
+    @property
+    def journal(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.root / "run/journal.jsonl").read_text().splitlines()]
+
+    def tmux(self, *args: str) -> subprocess.CompletedProcess[str]:
+        env = {k: v for k, v in os.environ.items() if not k.startswith("TMUX")}
+        return subprocess.run(["tmux", "-L", self.socket, *args], capture_output=True, text=True, env=env, timeout=20)
+
+    @property
+    def session_there(self) -> bool:
+        return self.tmux("has-session", "-t", "=toy").returncode == 0
+
+    def nothing_started(self) -> None:
+        """No release switched, no session, no attempt, no upload that looks complete."""
+        assert not os.path.lexists(self.root / "current")
+        assert not self.session_there
+        attempts = self.root / "run/attempts"
+        assert not attempts.is_dir() or not list(attempts.iterdir())
+        assert not list(self.root.glob("releases/.incoming-*"))
+
+
+@pytest.fixture
+def toy(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Toy]:
+    monkeypatch.setenv("NO_COLOR", "1")
+    source = tmp_path / "src"
+    source.mkdir()
+    (source / "train.py").write_text(TRAINER)
+    made = Toy(tmp_path, tmp_path / "root", f"dflash-test-{secrets.token_hex(4)}", capfd)
+    made.write(
+        host="here",
+        root=str(made.root),
+        session="toy",
+        socket=made.socket,
+        source=str(source),
+        command=["python3", "{release}/train.py", "1000", "0.1"],
+        progress=r"it (?P<step>\d+)/(?P<total>\d+) loss (?P<loss>\S+)",
+        env={"HERE": "{root}"},
+        grace_s=10,
+    )
+    try:
+        yield made
+    finally:
+        _end(made)
+
+
+def _end(toy: Toy) -> None:
+    toy.tmux("kill-server")
+    run = toy.root / "run"
+    for path in [*run.glob("attempts/*/start.json"), run / "resident.json"]:
+        with contextlib.suppress(OSError, ValueError):
+            said = json.loads(path.read_text())
+            for one in (said.get("launcher"), said.get("wrapper"), said):
+                if isinstance(one, dict) and "pid" in one:
+                    _kill(one["pid"], one["start"])
+
+
+def _kill(pid: int, start: int) -> None:
+    with contextlib.suppress(OSError):
+        if int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) == start:
+            os.kill(pid, signal.SIGKILL)
