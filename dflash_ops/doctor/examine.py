@@ -26,8 +26,11 @@ LOADER = "import sys;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
 #: Seconds for the import of torch and transformers from a cold disk.
 IMPORT_S = 120.0
 
-#: Seconds for the whole probe: its own limits (tmux 2 x 10, nvidia-smi 20, imports) and some for the way.
-PROBE_S = IMPORT_S + 60.0
+#: Seconds for nvidia-smi: a driver in trouble hangs, and then it hangs for good.
+GPU_S = 20.0
+
+#: Seconds for the whole probe: its own limits (tmux 2 x 10, nvidia-smi, imports) and some for the way.
+PROBE_S = IMPORT_S + GPU_S + 40.0
 
 
 def this_machine() -> Section:
@@ -66,6 +69,7 @@ def request_of(job: Job) -> dict[str, Any]:
         "interpreter": job.interpreter if job.trainer is not None else (job.command or ("",))[0],
         "imports": list(REQUIRES) if job.trainer is not None else [],
         "import_s": IMPORT_S,
+        "gpu_s": GPU_S,
     }
 
 

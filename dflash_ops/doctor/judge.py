@@ -117,9 +117,7 @@ def _interpreter(facts: Facts, job: Job, requires: Mapping[str, str]) -> list[Ch
         if said["path"] is None:
             return [fail("command", f"{program} {said['why']}", f"correct `command` of job {job.name}")]
         return [ok("command", said["path"])]
-    correct = (
-        f"correct `interpreter` of job {job.name}, or make it: python3 -m venv, and install the trainer's packages"
-    )
+    correct = f"correct `interpreter` of job {job.name}: a Python that has the trainer's packages"
     if said["path"] is None:
         return [fail("interpreter", f"{job.interpreter} {said['why']}", correct)]
     path, answer = said["path"], said["answer"]

@@ -1,7 +1,7 @@
 """Sent as text to the host's own python and run there: facts as one JSON line, no judgement (see judge.py).
 
 The rule here: standard library only, syntax that any Python from 3.7 on compiles, every wait has a limit, and nothing
-is changed but a probe file in the job's root, removed at once.
+is changed but a probe file in the job's root (or the nearest folder above it), removed at once.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def ask(argv: list[str], seconds: float) -> dict[str, Any]:
 
 
 def room(path: Path) -> dict[str, Any]:
-    """Bytes and inodes free to this user, and whether the file system is mounted read-only."""
+    """Bytes and inodes free to this user."""
     try:
         vfs = os.statvfs(path)
     except OSError as error:
@@ -61,7 +61,6 @@ def room(path: Path) -> dict[str, Any]:
         "free": vfs.f_bavail * vfs.f_frsize,
         "total": vfs.f_blocks * vfs.f_frsize,
         "inodes": vfs.f_favail if vfs.f_files else None,
-        "read_only": bool(vfs.f_flag & os.ST_RDONLY),
     }
 
 
@@ -74,17 +73,13 @@ def root(path: Path) -> dict[str, Any]:
     said = {"base": str(base), "exists": base == path, "folder": folder, "error": None, "room": room(base)}
     if not folder:
         return said
-    if base == path:
-        try:
-            with tempfile.NamedTemporaryFile(prefix=".doctor-", dir=str(path)) as file:
-                file.write(b"x" * 4096)
-                file.flush()
-        except OSError as error:
-            said["error"] = error.strerror
-    elif not os.access(base, os.W_OK | os.X_OK):
-        said["error"] = "Permission denied"
-    elif os.statvfs(base).f_flag & os.ST_RDONLY:
-        said["error"] = "Read-only file system"
+    try:
+        # access(2) says yes to root on file systems where nothing can be made; only making something tells.
+        with tempfile.NamedTemporaryFile(prefix=".dflash-doctor-", dir=str(base)) as file:
+            file.write(b"x" * 4096)
+            file.flush()
+    except OSError as error:
+        said["error"] = error.strerror
     return said
 
 
@@ -120,11 +115,11 @@ def interpreter(request: dict[str, Any]) -> dict[str, Any]:
     return {"path": path, "answer": answer, "err": said["err"][-400:]}
 
 
-def gpus() -> dict[str, Any]:
+def gpus(seconds: float) -> dict[str, Any]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return {"list": None, "why": "nvidia-smi is not there"}
-    said = ask([program, "--query-gpu=index,name,memory.total,memory.used", "--format=csv,noheader,nounits"], 20)
+    said = ask([program, "--query-gpu=index,name,memory.total,memory.used", "--format=csv,noheader,nounits"], seconds)
     if said["rc"] != 0:
         first = (said["err"].strip() or said["out"].strip() or "no answer").splitlines()[0]
         return {"list": None, "why": f"nvidia-smi fails: {first}"}
@@ -182,7 +177,7 @@ def main() -> None:
         "shm": room(Path("/dev/shm")) if Path("/dev/shm").is_dir() else None,
         "tmux": tmux(request),
         "interpreter": interpreter(request),
-        "gpus": gpus(),
+        "gpus": gpus(request["gpu_s"]),
         "resident": resident(folder),
         "wrappers": wrappers(folder),
     }
