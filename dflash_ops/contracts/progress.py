@@ -17,6 +17,7 @@ GROUPS = ("step", "total", "epoch", "loss", "acc", "tau", "rate", "lr", "eta_s")
 
 _PAIR = re.compile(r"([a-z_][a-z0-9_]*)=(\S+)")
 _PREFIX = "dflash "
+_KINDS = frozenset({"step", "stage", "event"})
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,10 @@ def parse_line(line: str) -> ProgressLine | None:
     if at < 0 or (at > 0 and line[at - 1] not in " :]"):
         return None
     fields = dict(_PAIR.findall(line[at + len(_PREFIX) :]))
-    for kind in ("step", "stage", "event"):
-        if kind in fields:
-            return ProgressLine(kind, fields)
+    # The first of them decides: `event=checkpoint step=100` is an event.
+    for key in fields:
+        if key in _KINDS:
+            return ProgressLine(key, fields)
     return None
 
 

@@ -114,7 +114,7 @@ class Tmux:
             TmuxSilent: nothing is known.
         """
         form = "#{pane_id} #{pane_pid} #{pid} #{@dflash_root}"
-        said = self.run("list-panes", "-s", "-t", f"={session}", "-F", form)
+        said = self.run("list-panes", "-s", "-t", f"={session}:", "-F", form)
         if said.rc != 0:
             if said.gone:
                 return None
