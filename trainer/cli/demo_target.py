@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 
 
@@ -24,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from trainer.bar import Bar
-    from trainer.cli.guard import told
+    from trainer.cli.guard import share_cores, told
     from trainer.demo.target import Recipe, build
 
     recipe = Recipe(steps=args.steps, seed=args.seed, train_prompts=args.prompts, held_out_prompts=args.held_out)
@@ -35,7 +34,7 @@ def main(args: argparse.Namespace) -> int:
 
     with told("building the demo target", "nothing was written; the same command starts anew"):
         try:
-            built = build(args.out, recipe, report, threads=args.threads or min(8, os.cpu_count() or 1))
+            built = build(args.out, recipe, report, threads=share_cores(args.threads, 8))
         finally:
             bar.close()
     print(f"{'found' if built.reused else 'built'} {built.target} (loss {built.loss:.2f} nats a byte)")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -49,9 +48,11 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
+    from trainer.cli.guard import share_cores
     from trainer.prompts import end_tokens, read_prompts, tokenize
 
     found, _ = read_prompts(args.prompts, limit=args.limit)  # before torch: a bad file is told at once
+    threads = share_cores(args.threads, 4)  # more threads only wait for each other in forwards this small
     import torch
 
     from trainer.bar import Bar
@@ -60,8 +61,7 @@ def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from trainer.evaluate import evaluate
     from trainer.target import load_target
 
-    # Small forwards, one after another: more threads than this only wait for each other.
-    torch.set_num_threads(args.threads or min(4, os.cpu_count() or 1))
+    torch.set_num_threads(threads)
     source = open_source(args.drafter)
     dtype = getattr(torch, args.dtype)
     target = load_target(args.target, dtype=dtype, device=args.device)

@@ -1,7 +1,8 @@
-"""How commands at a person's keyboard end: Ctrl-C and a full disk are told in a sentence, never as a traceback."""
+"""What the commands at a person's keyboard share: how they end, and how they share the machine's cores."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,3 +33,15 @@ def told(doing: str, again: str) -> Iterator[None]:
         raise TrainerError(
             f"{doing} failed: {error.strerror or error}", where, "check space and permissions, and call it again"
         ) from error
+
+
+def share_cores(asked: int, most: int) -> int:
+    """CPU threads to use; call it before torch is imported.
+
+    Threads that wait for each other spin by default. On a machine that does something else too, that makes training
+    on all cores many times slower than on one (measured on two busy cores: 5 s a step, against 0.5 s with the short
+    spin set here).
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    return asked or min(most, len(os.sched_getaffinity(0)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -33,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from trainer.bar import Bar
-    from trainer.cli.guard import told
+    from trainer.cli.guard import share_cores, told
     from trainer.regenerate import Plan, regenerate
 
     start = time.monotonic()
@@ -48,9 +47,10 @@ def main(args: argparse.Namespace) -> int:
         if 0 < plan.done < plan.total:
             print(f"going on: {plan.done} of {plan.total} responses are there", file=sys.stderr)
         if plan.done < plan.total:
+            threads = share_cores(args.threads, 8)
             import torch  # only now: a finished file needs none of it
 
-            torch.set_num_threads(args.threads or min(8, os.cpu_count() or 1))
+            torch.set_num_threads(threads)
             bar = Bar("responses", plan.total, "prompts", done=plan.done)
 
     def progress(done: int, tokens: int) -> None:
