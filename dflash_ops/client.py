@@ -36,6 +36,10 @@ printf '%s asked\n' "$n"; exec "$2" -I -S "$z" snapshot --root "$1"
 """.replace("\n", " ").strip()
 
 
+#: How a line begins that is the resident's error.
+_ERROR = b'{"schema":1,"error":'
+
+
 @dataclass(frozen=True)
 class Seen:
     """A snapshot and the time on the job's own machine when it was asked for: clocks differ, ages must not."""
@@ -109,12 +113,10 @@ class JobClient:
             HostError: the way to the machine was lost, or nothing came for `idle` seconds.
             CommandFailed: the resident failed.
         """
-        for raw in self.host.stream(self._argv("follow"), idle=idle):
+        for raw in self._stream("follow", idle=idle):
             said = _object(raw.decode("utf-8", "replace"))
             if said is None:
                 raise ContractError(f"`follow` said something that is no JSON object: {raw[:200]!r}", self.host.name)
-            if (error := _error(said)) is not None:
-                raise rebuilt(error, self.host.name)
             snapshot = self._named(from_dict(Snapshot, said, "follow"))
             self._lost = None
             yield Seen(snapshot, snapshot.t)
@@ -132,7 +134,7 @@ class JobClient:
         options += ["--attempt", str(attempt)] if attempt is not None else []
         options += ["--follow"] if follow else []
         # A trainer may be silent for long; the way to the machine has its own watch over a dead peer.
-        return self.host.stream(self._argv("logs", *options), idle=6 * 3600.0 if follow else 60.0)
+        return self._stream("logs", *options, idle=6 * 3600.0 if follow else 60.0)
 
     def start(self, spec: JobSpec) -> dict[str, Any]:
         """Start an attempt; the answer names it.
@@ -171,15 +173,42 @@ class JobClient:
             CommandFailed: never deployed, or no answer.
         """
         done = self.host.run(self._argv(command, *options), deadline=deadline, stdin=stdin)
-        if done.rc == 2 and b"can't open file" in done.stderr:
-            raise CommandFailed(
-                f"job {self.job.name} was never deployed", self._where, f"dflash-ops deploy {self.job.name}", rc=2
-            )
+        self._refuse_undeployed(done.rc, done.error_text)
         return answer(done, self.host.name, self.python, f"ask the resident to {command}")
 
     def _named(self, snapshot: Snapshot) -> Snapshot:
         """Before its first start the resident does not know the job's name; ours is what the inventory calls it."""
         return replace(snapshot, job=self.job.name)
+
+    def _stream(self, command: str, *options: str, idle: float) -> Iterator[bytes]:
+        """Lines of a command of the resident; an error as its last line is raised as the class that it names."""
+        said: Mapping[str, Any] | None = None
+        try:
+            for raw in self.host.stream(self._argv(command, *options), idle=idle):
+                if (
+                    raw.startswith(_ERROR)
+                    and (said := _error(_object(raw.decode("utf-8", "replace")) or {})) is not None
+                ):
+                    continue  # kept back: whether it is the resident's or a trainer's own line, the exit code says
+                yield raw
+        except CommandFailed as failed:
+            if said is not None:
+                raise rebuilt(said, self.host.name) from None
+            self._refuse_undeployed(failed.rc, failed.stderr)
+            raise
+        if said is not None:
+            yield json.dumps({"schema": 1, "error": said}).encode()
+
+    def _refuse_undeployed(self, rc: int, stderr: str) -> None:
+        """Python's own words for a resident that is not there.
+
+        Raises:
+            CommandFailed: they are these.
+        """
+        if rc == 2 and "can't open file" in stderr:
+            raise CommandFailed(
+                f"job {self.job.name} was never deployed", self._where, f"dflash-ops deploy {self.job.name}", rc=2
+            )
 
     @property
     def _where(self) -> str:

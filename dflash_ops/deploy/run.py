@@ -19,7 +19,7 @@ from dflash_ops.contracts import JobSpec, State, from_dict, to_dict
 from dflash_ops.deploy import boot, spec
 from dflash_ops.deploy.decide import Options, Steps, busy, decide, describe, refusal
 from dflash_ops.deploy.release import Built, tar_bytes, tar_end, tar_stream
-from dflash_ops.errors import DflashError, StartError
+from dflash_ops.errors import DflashError, PreflightError, StartError
 from dflash_ops.hosts.base import Host
 from dflash_ops.inventory import Job
 from dflash_ops.resident.preflight import Check, Request
@@ -115,8 +115,13 @@ class Deployment:
         probe = self._connect(pack, built)
         steps = decide(probe)
         self._refuse(busy(probe, self.options, self.job.name, self.where))
-        self._send(pack, built, steps)
-        job_spec, checks = self._preflight(pack, built, config, job_secrets, probe, steps)
+        try:
+            self._send(pack, built, steps)
+        except PreflightError as error:
+            # The place cannot be written. What else is wrong is asked as well, so that it is all told at once.
+            _, checks = self._preflight(pack, built, config, job_secrets, probe, steps, sent=False)
+            raise refusal(tuple(checks), self.where) or error from error
+        job_spec, checks = self._preflight(pack, built, config, job_secrets, probe, steps, sent=not self.options.plan)
         self.result.checks = tuple(checks)
         self._refuse(refusal(self.result.checks, self.where))
         if self.options.plan:
@@ -228,8 +233,10 @@ class Deployment:
         job_secrets: Mapping[str, str],
         probe: Probe,
         steps: Steps,
+        *,
+        sent: bool,
     ) -> tuple[JobSpec, list[Check]]:
-        pending = built if self.options.plan and steps.send_release else None
+        pending = None if sent or not steps.send_release else built
         trainer = self.job.trainer
 
         def spec_for(config_name: str) -> JobSpec:
@@ -256,7 +263,7 @@ class Deployment:
             requires=dict(spec.REQUIRES) if trainer else {},
             begin=self.options.begin,
             pid=probe.launcher,
-            touch=not self.options.plan,
+            touch=sent and not self.options.plan,
         )
         text = "interpreter, imports, devices, disk, memory, config, data"
         with self.stages.stage("preflight", text) as stage:

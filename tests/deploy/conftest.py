@@ -29,6 +29,8 @@ for step in range(1, total + 1):
     print(f"it {step}/{total} loss {4.0 / step:.3f}", flush=True)
     if os.path.exists(root + "/crash"):
         raise RuntimeError("asked to crash")
+    if os.path.exists(root + "/finish"):
+        break
     if stop:
         os.makedirs(root + "/checkpoints", exist_ok=True)
         open(root + f"/checkpoints/step-{step:08d}", "w").close()
@@ -146,6 +148,7 @@ def toy(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.M
 
 def _end(toy: Toy) -> None:
     toy.tmux("kill-server")
+    Path(f"/tmp/tmux-{os.getuid()}/{toy.socket}").unlink(missing_ok=True)
     run = toy.root / "run"
     for path in [*run.glob("attempts/*/start.json"), run / "resident.json"]:
         with contextlib.suppress(OSError, ValueError):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import tomllib
 
 import pytest
+import tomllib
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,4 +1,4 @@
-"""What a person reads: every number that is known, a dash for what is not, nothing of a foreign text's control codes."""
+"""What a person reads: each number that is known, a dash for what is not, no control codes of a foreign text."""
 
 from __future__ import annotations
 
