@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dflash_ops.cli.common import InventoryOption, JobArgument, JsonOption, console, load_inventory
+from dflash_ops.cli.common import InventoryOption, JobArgument, JsonOption, console, is_plain, load_inventory
 from dflash_ops.errors import InventoryError, UsageError
 
 if TYPE_CHECKING:
@@ -42,9 +44,15 @@ def _report(inventory: Path | None, name: str | None) -> Report:
             raise  # a job was named, and it is not there
         return without_job(error)
     try:
-        return examine(loaded, job, host, os.environ)
+        with _busy(f"looking at host {job.host} (importing torch there takes a while)"):
+            return examine(loaded, job, host, os.environ)
     finally:
         host.close()
+
+
+def _busy(text: str) -> AbstractContextManager[object]:
+    """A spinner on a terminal: the first import of torch from a cold disk takes half a minute."""
+    return nullcontext() if is_plain(sys.stderr) else console(stderr=True).status(text)
 
 
 def _render(report: Report) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -44,7 +45,7 @@ COMMANDS: dict[str, Entry] = {
     "demo": Entry("demo", "The whole way on this machine with a tiny target: train, watch, evaluate, export."),
 }
 
-#: click's own exception, wherever this version of typer keeps it (it carries its own copy of click since 0.26).
+#: click's own exception, wherever this version of typer keeps it (newer ones carry their own copy of click).
 _CLICK_ERROR: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 #: Set by main(): an exception's traceback is shown.
@@ -110,6 +111,9 @@ def _frame(
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and leave with its exit code (docs/contracts.md, Exit codes)."""
     args = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 must not end a command
     sys.exit(run(args))
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from dflash_ops.errors import InventoryError
+from dflash_ops.errors import InventoryError, UsageError
 
 NAME = "inventory.toml"
 VARIABLE = "DFLASH_INVENTORY"
@@ -28,16 +28,16 @@ def find_inventory(
         InventoryError: none of them is there, or the one that was named is not.
     """
     environ = os.environ if environ is None else environ
-    cwd = Path.cwd() if cwd is None else cwd
+    cwd = _here() if cwd is None else cwd
     named = [(given, "--inventory")] if given is not None else []
     if environ.get(VARIABLE):
         named.append((Path(environ[VARIABLE]), VARIABLE))
     if named:
         path, how = named[0]
-        path = cwd / path.expanduser()
-        if path.is_dir():
+        path = cwd / os.path.expanduser(path)  # noqa: PTH111  # a ~somebody that is not there stays what it is
+        if _is(path, Path.is_dir):
             path = path / NAME
-        if not path.exists():
+        if not _is(path, Path.exists):
             raise InventoryError(
                 f"there is no inventory where {how} points to",
                 file=str(path),
@@ -54,10 +54,25 @@ def find_inventory(
     if config:
         tried.append(Path(config) / "dflash-ops" / NAME)
     for path in tried:
-        if path.is_file():
+        if _is(path, Path.is_file):
             return path
     raise InventoryError(
         f"no {NAME} was found in this folder, in the folders above it, or in {tried[-1].parent}",
         file=str(tried[0]),
         fix="write one with: dflash-ops init",
     )
+
+
+def _here() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the folder that you are in is not there any more", next="cd to another one") from None
+
+
+def _is(path: Path, test: Callable[[Path], bool]) -> bool:
+    """A folder that may not be looked into has no inventory for us."""
+    try:
+        return test(path)
+    except OSError:
+        return False

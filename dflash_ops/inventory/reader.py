@@ -6,7 +6,6 @@ file says everything that is wrong with it.
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
 from collections.abc import Mapping
@@ -22,6 +21,9 @@ from dflash_ops.inventory.model import did_you_mean, quote_key
 
 _AT = re.compile(r" \(at line (\d+), column (\d+)\)$")
 _END = " (at end of document)"
+
+#: Bytes of the largest inventory that is read; what is larger is something else (/dev/zero, a checkpoint).
+LIMIT = 4 << 20
 
 _KINDS = {
     bool: "a boolean",
@@ -126,14 +128,13 @@ class Table:
             return default
         return int(value)
 
-    def number(self, key: str, default: float, *, most: float = math.inf) -> float:
+    def number(self, key: str, default: float, *, most: float) -> float:
         """A number above 0, at most `most`."""
         value = self._get(key, float, f"{quote_key(key)} = {default:g}")
         if value is None:
             return default
-        if not (math.isfinite(value) and 0 < value <= most):
-            span = "a number above 0" if most == math.inf else f"above 0 and at most {most:g}"
-            self.fault(f"{quote_key(key)} must be {span}, not {value:g}", key, f"write {default:g}")
+        if not 0 < value <= most:  # also where it is no number at all (nan)
+            self.fault(f"{quote_key(key)} must be above 0 and at most {most:g}, not {value}", key, f"write {default:g}")
             return default
         return float(value)
 
@@ -190,13 +191,16 @@ def read_toml(path: Path) -> tuple[dict[str, Any], Faults]:
     """
     file = str(path)
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as stream:
+            raw = stream.read(LIMIT + 1)
     except FileNotFoundError:
         raise InventoryError("there is no such file", file=file, fix="write one with: dflash-ops init") from None
     except OSError as error:
         raise InventoryError(
             f"it cannot be read: {error.strerror or error}", file=file, fix="make it a file that you may read"
         ) from None
+    if len(raw) > LIMIT:
+        raise InventoryError(f"it is larger than {LIMIT >> 20} MiB", file=file, fix="name an inventory.toml")
     try:
         # Editors on some systems put a byte order mark in front; TOML has no place for it.
         text = raw.decode("utf-8-sig")
@@ -207,22 +211,22 @@ def read_toml(path: Path) -> tuple[dict[str, Any], Faults]:
         ) from None
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        said = str(error)
-        if match := _AT.search(said):
-            line, said = int(match[1]), f"{said[: match.start()]}, column {match[2]}"
-        else:
-            line, said = (
-                text.count("\n") + (not text.endswith("\n")),
-                said.removesuffix(_END) + " at the end of the file",
-            )
-        shown = text.splitlines()[line - 1].strip() if line <= len(text.splitlines()) else ""
-        raise InventoryError(
-            f"it is no TOML: {said[:1].lower()}{said[1:]}",
-            file=file,
-            line=line,
-            fix=f"correct this line: {shown[:100]}" if shown else "complete the last entry",
-        ) from None
+        lines = key_lines(text)
+    except ValueError as error:  # TOMLDecodeError, and what int() says of a number with thousands of digits
+        raise _no_toml(str(error), text, file) from None
     except RecursionError:
         raise InventoryError("it is nested too deeply", file=file, fix="write tables as [a.b] headers") from None
-    return values, Faults(file, key_lines(text))
+    return values, Faults(file, lines)
+
+
+def _no_toml(said: str, text: str, file: str) -> InventoryError:
+    """tomllib's words, with the line they speak of."""
+    rows = text.split("\n")
+    line: int | None = None
+    if match := _AT.search(said):
+        line, said = int(match[1]), f"{said[: match.start()]}, column {match[2]}"
+    elif said.endswith(_END):
+        line, said = len(text.rstrip("\n").split("\n")), said.removesuffix(_END) + " at the end of the file"
+    shown = rows[line - 1].strip() if line is not None and line <= len(rows) else ""
+    fix = f"correct this line: {shown[:100]}" if shown else "complete or correct the entry"
+    return InventoryError(f"it is no TOML: {said[:1].lower()}{said[1:]}", file=file, line=line, fix=fix)

@@ -2,6 +2,63 @@
 
 from __future__ import annotations
 
+#: A whole one, with most keys.
+FULL = """\
+schema = 1
+default_job = "train"
+
+[hosts.here]
+kind = "local"
+
+[hosts.proxmox]
+kind = "ssh"
+address = "192.0.2.6"
+user = "root"
+port = 2222
+identity = "keys/id"
+jump = ["admin@192.0.2.1:22"]
+known_hosts = "~/kh"
+sudo = true
+
+[hosts.gpu]
+kind = "lxc"
+via = "proxmox"
+id = 200
+python = "/usr/bin/python3.11"
+
+[jobs.train]
+host = "gpu"
+root = "/srv/dflash/"
+interpreter = "/opt/venv/bin/python"
+session = "train"
+socket = "other"
+checkpoints = "/ckpt"
+env = { NCCL_DEBUG = "WARN" }
+secret_env = ["HF_TOKEN", "KEY=file:secrets/key"]
+grace_s = 300
+history_limit = 1000
+source = "code"
+limits = { step_s = 10 }
+policy = { mode = "act", allow = ["oom:retune"], budgets = { attempts_per_hour = 2 } }
+
+[jobs.train.trainer]
+target_devices = [0, 1, "2-4"]
+drafter_devices = ["cuda:5", 6, "7"]
+train = { lr = 1e-3 }
+[jobs.train.trainer.target]
+path = "/models/t"
+
+[jobs.other]
+host = "here"
+root = "o"
+command = ["python3", "train.py", "--out", "{checkpoints}"]
+progress = 'step (?P<step>\\d+)'
+finished_rc = [0, 7]
+[jobs.other.remedies]
+"loss.mode" = { set = { "loss.mode" = "eager" } }
+resume.latest = { args = ["--resume"], env = { R = "1" } }
+"""
+
 HOST = '[hosts.here]\nkind = "local"\n'
 JOB = '[jobs.a]\nhost = "here"\nroot = "a"\n'
 RUNS = 'command = ["true"]\n'
@@ -274,6 +331,17 @@ CASES: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
     "limits": (
         HOST + JOB + RUNS + "limits = { step_s = -1, slow_factor = 2 } #!\n",
         [("jobs.a.limits.step_s", "above 0", "300"), ("jobs.a.limits.slow_factor", "at most 1", "0.5")],
+    ),
+    "dates": (
+        HOST + JOB + TRAINER + "train = { a = [\n1979-05-27, #!\n] }\nloss.b = 07:32:00 #!\n",
+        [
+            ("jobs.a.trainer.train.a[0]", "is a date", '"1979-05-27"'),
+            ("jobs.a.trainer.loss.b", "is a date", '"07:32:00"'),
+        ],
+    ),
+    "numbers beyond all bounds": (
+        HOST + JOB + RUNS + "grace_s = 1" + 400 * "0" + " #!\nhistory_limit = 1" + 400 * "0" + " #!\n",
+        [("jobs.a.grace_s", "at most 86400", "60"), ("jobs.a.history_limit", "between", "50000")],
     ),
     "no number": (HOST + JOB + RUNS + "grace_s = nan #!\n", [("jobs.a.grace_s", "nan", "60")]),
 }

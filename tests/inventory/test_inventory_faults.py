@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
-from inventory_cases import CASES, HOST, JOB, RUNS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from inventory_cases import CASES, FULL, HOST, JOB, RUNS
 
 from dflash_ops.errors import InventoryError
 from dflash_ops.inventory import InventoryErrors, load
@@ -57,15 +60,62 @@ def test_many_faults_are_told_in_the_order_of_their_lines(tmp_path: Path) -> Non
         (b'a = "x', 1, "no TOML"),
         (b'a = """\nx\n', 2, "no TOML"),
         (b"a = 1\n\xff = 2\n", 2, "no UTF-8"),
+        (b"x = 1\na = " + 5000 * b"1" + b"\n", None, "no TOML"),
     ],
 )
-def test_what_is_no_toml(raw: bytes, line: int, what: str, tmp_path: Path) -> None:
+def test_what_is_no_toml(raw: bytes, line: int | None, what: str, tmp_path: Path) -> None:
     path = tmp_path / "inventory.toml"
     path.write_bytes(raw)
     (error,) = faults_of(path)
     assert what in error.what
     assert error.line == line
     assert error.fix
+
+
+def test_what_is_nested_too_deeply_or_too_large(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.toml"
+    path.write_bytes(b"a = " + 5000 * b"[" + 5000 * b"]")
+    assert "nested too deeply" in faults_of(path)[0].what
+    assert "larger than" in faults_of(Path("/dev/zero"))[0].what
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_a_damaged_file_is_a_fault_and_never_a_crash(data: st.DataObject) -> None:
+    """Lines lost, doubled, swapped, and values replaced: all is told as faults with a place and a fix."""
+    lines = FULL.split("\n")
+    for _ in range(data.draw(st.integers(1, 6))):
+        at = data.draw(st.integers(0, len(lines) - 1))
+        key, equals, _ = lines[at].partition("=")
+        kind = data.draw(st.sampled_from(["value", "value", "key", "lose", "double", "garbage"]))
+        if kind == "value" and equals:
+            lines[at] = f"{key}= {data.draw(WORDS)}"
+        elif kind == "key" and equals:
+            lines[at] = f"{data.draw(st.sampled_from(['zzz', 'kind', 'root', 'a.b', 'host']))} = {data.draw(WORDS)}"
+        elif kind == "lose":
+            del lines[at]
+        elif kind == "double":
+            lines.insert(at, data.draw(st.sampled_from(lines)))
+        elif kind == "garbage":
+            lines[at] += data.draw(st.text(max_size=4))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "inventory.toml")
+        path.write_text("\n".join(lines), "utf-8", newline="")
+        try:
+            load(path)
+        except InventoryError as error:
+            for one in getattr(error, "errors", (error,)):
+                assert one.what
+                assert one.fix
+                assert one.line is not None
+                assert one.file == str(path)
+
+
+WORDS = st.sampled_from(
+    ["1", "-1", "1.5", "nan", "true", '""', '"x"', '"\\u0000"', "[]", "[1]", '["a"]', "[[]]", "{}", "{ a = 1 }",
+     "1979-05-27", '"local"',
+     '"ssh"', '"lxc"', '"/"', '"~nobody-here/x"', '"cpu"', '[0, "cpu"]', "[true]", '"."', "9" * 300]
+)  # fmt: skip
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -8,68 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from inventory_cases import FULL
 
 from dflash_ops.errors import InventoryError, UsageError
 from dflash_ops.inventory import Inventory, Job, LocalHost, LxcHost, SecretEnv, SshHost, find_inventory, load
 from dflash_ops.inventory.create import create
 
 REPO = Path(__file__).resolve().parents[2]
-
-FULL = """\
-schema = 1
-default_job = "train"
-
-[hosts.here]
-kind = "local"
-
-[hosts.proxmox]
-kind = "ssh"
-address = "192.0.2.6"
-user = "root"
-port = 2222
-identity = "keys/id"
-jump = ["admin@192.0.2.1:22"]
-known_hosts = "~/kh"
-sudo = true
-
-[hosts.gpu]
-kind = "lxc"
-via = "proxmox"
-id = 200
-python = "/usr/bin/python3.11"
-
-[jobs.train]
-host = "gpu"
-root = "/srv/dflash/"
-interpreter = "/opt/venv/bin/python"
-session = "train"
-socket = "other"
-checkpoints = "/ckpt"
-env = { NCCL_DEBUG = "WARN" }
-secret_env = ["HF_TOKEN", "KEY=file:secrets/key"]
-grace_s = 300
-history_limit = 1000
-source = "code"
-limits = { step_s = 10 }
-policy = { mode = "act", allow = ["oom:retune"], budgets = { attempts_per_hour = 2 } }
-
-[jobs.train.trainer]
-target_devices = [0, 1, "2-4"]
-drafter_devices = ["cuda:5", 6, "7"]
-train = { lr = 1e-3 }
-[jobs.train.trainer.target]
-path = "/models/t"
-
-[jobs.other]
-host = "here"
-root = "o"
-command = ["python3", "train.py", "--out", "{checkpoints}"]
-progress = 'step (?P<step>\\d+)'
-finished_rc = [0, 7]
-[jobs.other.remedies]
-"loss.mode" = { set = { "loss.mode" = "eager" } }
-resume.latest = { args = ["--resume"], env = { R = "1" } }
-"""
 
 
 @pytest.fixture

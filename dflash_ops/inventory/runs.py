@@ -1,0 +1,161 @@
+"""What a job runs: the bundled trainer on its devices, or a command of its own with progress and remedies."""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from dflash_ops.contracts import ProgressPattern
+from dflash_ops.errors import ContractError
+from dflash_ops.inventory.devices import DEVICE_HELP, check_roles, parse_device
+from dflash_ops.inventory.env import read_env
+from dflash_ops.inventory.lines import Path as KeyPath
+from dflash_ops.inventory.model import REMEDIES, TRAINER_TABLES, Remedy, Trainer, did_you_mean
+from dflash_ops.inventory.reader import Table
+
+
+def read_what_runs(name: str, table: Table) -> tuple[Trainer | None, tuple[str, ...] | None]:
+    command = table.texts("command", example='command = ["python3", "train.py"]')
+    trainer = table.table("trainer", example=f"a table: [jobs.{name}.trainer]")
+    if "command" in table and "trainer" in table:
+        table.fault(
+            f"job {name} has a trainer and a command",
+            "command",
+            "keep one: [jobs.NAME.trainer] for the bundled trainer, command for your own",
+        )
+    elif "command" not in table and "trainer" not in table:
+        table.fault(
+            f"job {name} has nothing to run",
+            None,
+            f"add [jobs.{name}.trainer] for the bundled trainer, or command = [...] for your own",
+        )
+    if command is not None:
+        if not command:
+            if not table.values["command"]:
+                table.fault("command is empty", "command", 'write command = ["python3", "train.py"]')
+            command = None
+        elif not command[0].strip():
+            table.fault("command begins with an empty word", "command", "let the first word be the program")
+        elif len(command) == 1 and len(shlex.split(command[0].replace("'", " "))) > 1 and "/" not in command[0]:
+            words = ", ".join(f'"{w}"' for w in command[0].split())
+            table.fault("command is one word with blanks in it; no shell will split it", "command", f"write [{words}]")
+        else:
+            for index, word in enumerate(command):
+                if "\0" in word:
+                    table.faults.add(
+                        "command holds the character U+0000", (*table.path, "command", index), "take it out"
+                    )
+    return (_trainer(trainer) if trainer is not None else None), command
+
+
+def _trainer(table: Table) -> Trainer:
+    roles = {role: _devices(table, f"{role}_devices") for role in ("target", "drafter")}
+    tables: dict[str, Mapping[str, Any]] = {}
+    for key in TRAINER_TABLES:
+        below = table.table(key)
+        if below is not None:
+            tables[key] = MappingProxyType(dict(below.values))
+            _no_dates(below, below.path, below.values)
+            for role in ("target_devices", "drafter_devices"):
+                if key == "workers" and role in below:
+                    below.fault(f"{role} does not belong into workers", role, f"write it one table up: {role} = [...]")
+    target, drafter = roles["target"], roles["drafter"]
+    if target is not None and drafter is not None and (fault := check_roles(target, drafter)) is not None:
+        table.fault(fault.what, f"{fault.role}_devices", fault.fix)
+    table.close()
+    return Trainer(target or (), drafter or (), MappingProxyType(tables))
+
+
+def _no_dates(table: Table, path: KeyPath, value: Any) -> None:
+    """run.json has no form for a date, and no key of the trainer is one."""
+    if isinstance(value, (datetime.date, datetime.time)):
+        table.faults.add(f"{value} is a date; the trainer knows none", path, f'put it in quotes: "{value}"')
+    elif isinstance(value, (dict, list)):
+        for key, below in value.items() if isinstance(value, dict) else enumerate(value):
+            _no_dates(table, (*path, key), below)
+
+
+def _devices(table: Table, key: str) -> tuple[str, ...] | None:
+    """Devices of one role, or None where a fault was noted."""
+    example = f'{key} = ["cuda:0", "cuda:1"]'
+    said = table.items(key, example=example)
+    if said is None:
+        if key not in table:
+            table.fault(f"{key} is missing", None, f"add {example}")
+        return None
+    devices: list[str] = []
+    for index, item in enumerate(said):
+        whole = isinstance(item, int) and not isinstance(item, bool)
+        found = parse_device(str(item)) if whole or isinstance(item, str) else None
+        if found is None:
+            table.faults.add(f"{item!r} is no device", (*table.path, key, index), DEVICE_HELP)
+            return None
+        devices += found
+    return tuple(devices)
+
+
+def read_foreign(table: Table, has_command: bool) -> tuple[str, tuple[int, ...], Mapping[str, Remedy]]:
+    """progress, finished_rc and remedies: of a job's own command only."""
+    progress = table.text("progress", example="progress = 'step (?P<step>\\d+)/(?P<total>\\d+)'") or ""
+    if progress:
+        try:
+            ProgressPattern(progress)
+        except ContractError as error:
+            fix = error.next or "correct the expression; single quotes keep its backslashes as they are"
+            table.fault(error.what, "progress", fix)
+    codes = table.items("finished_rc", example="finished_rc = [0]")
+    finished: tuple[int, ...] = (0,)
+    if codes is not None:
+        good = [c for c in codes if isinstance(c, int) and not isinstance(c, bool) and 0 <= c <= 255]
+        if len(good) != len(codes) or not good:
+            table.fault("finished_rc must be a list of exit codes from 0 to 255", "finished_rc", "write [0]")
+        else:
+            finished = tuple(good)
+    remedies = _remedies(table)
+    if not has_command and "trainer" in table:
+        for key in ("progress", "finished_rc", "remedies"):
+            if key in table:
+                table.fault(f"{key} belongs to a job with its own command", key, "remove it: the trainer has its own")
+    return progress, finished, remedies
+
+
+def _remedies(table: Table) -> Mapping[str, Remedy]:
+    below = table.table("remedies", example='remedies = { "resume.latest" = { args = ["--resume"] } }')
+    found: dict[str, Remedy] = {}
+    for name, values in _flat_remedies(below.values if below is not None else {}).items():
+        assert below is not None
+        head = name.split(".")[0]
+        below.asked[head] = below.asked[name] = None
+        at = name if name in below.values else head
+        if name not in REMEDIES:
+            near = did_you_mean(name, list(REMEDIES))
+            below.fault(f"unknown remedy {name!r}{near}", at, f"use one of: {', '.join(REMEDIES)}")
+            continue
+        if not isinstance(values, dict) or not values:
+            below.fault(f"remedy {name} says nothing", at, "write { set = {...} }, { env = {...} } or { args = [...] }")
+            continue
+        path = (*below.path, name) if name in below.values else (*below.path, *name.split("."))
+        one = Table(table.faults, path, values)
+        settings = one.table("set", example='set = { "loss.mode" = "eager" }')
+        found[name] = Remedy(
+            set=dict(settings.values) if settings is not None else {},
+            env=read_env(one, "env"),
+            args=one.texts("args", example='args = ["--resume"]') or (),
+        )
+        one.close()
+    return MappingProxyType(found)
+
+
+def _flat_remedies(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`loss.mode = {...}` (a table in a table) means the same as `"loss.mode" = {...}`."""
+    flat: dict[str, Any] = {}
+    words = {"set", "env", "args"}
+    for name, value in values.items():
+        if name not in REMEDIES and isinstance(value, dict) and value and not words & set(value):
+            flat.update({f"{name}.{below}": inner for below, inner in value.items()})
+        else:
+            flat[name] = value
+    return flat
