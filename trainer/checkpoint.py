@@ -222,6 +222,9 @@ class Store:
     def complete(self, beside: Path, files: Mapping[str, Mapping[str, Any]], state: Mapping[str, Any]) -> Path:
         """Adds state and manifest and makes all of it durable; the folder still has its hidden name.
 
+        Checkpoints of a history that this run left are set aside now, before the plan's record can speak of a
+        checkpoint of the same name.
+
         Args:
             beside: from `begin`. files: name -> {bytes, sha256} of what a drafter wrote. state: for state.json.
 
@@ -233,11 +236,12 @@ class Store:
         listed[STATE] = {"bytes": (beside / STATE).stat().st_size, "sha256": sha256(beside / STATE)}
         _write_json(beside / MANIFEST, {"schema": SCHEMA, "files": listed})
         sync(beside)
-        return self.folder / name_of(int(state["step"]))
+        step = int(state["step"])
+        self._set_aside(step)
+        return self.folder / name_of(step)
 
     def publish(self, beside: Path, path: Path) -> None:
         """Renames a complete folder into place, then drops the oldest ones."""
-        self._set_aside(step_of(path))
         beside.rename(path)
         sync(self.folder)
         for old in list_checkpoints(self.folder)[: -self._keep]:
@@ -253,6 +257,7 @@ class Store:
         for path in list_checkpoints(self.folder):
             if step_of(path) > base and path != self._from:
                 path.rename(path.with_name(f"{path.name}.aside-{stamp}"))
+                sync(self.folder)
         # From here on all that lies in the folder is of this history.
         self._from = self.folder / name_of(step)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 import traceback
 from collections.abc import Sequence
@@ -93,6 +94,14 @@ def tell(error: TrainerError) -> str:
         if single.next:
             lines.append(f"  next:  {single.next}")
     return "\n".join(lines)
+
+
+def say(error: TrainerError) -> None:
+    """Tells it on standard error, if anybody is there to read it; a broken pipe must not change the exit code."""
+    try:
+        print(tell(error), file=sys.stderr, flush=True)
+    except OSError:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  what is still buffered would fail again at the end
 
 
 def write_error_file(path: str | Path, error: BaseException) -> None:

@@ -11,11 +11,7 @@ is trained, averaged and saved; a second signal changes nothing.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import selectors
-import signal
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,28 +19,28 @@ from typing import Any
 
 import torch
 
-from trainer import channel
-from trainer.channel import Message, Peer
+from trainer.channel import Message
 from trainer.checkpoint import Store
-from trainer.errors import BY_EXIT_CODE, FINISHED, STOPPED, TrainerError, write_error_file
+from trainer.crew import Crew
+from trainer.errors import FINISHED, STOPPED, ConfigError, TrainerError
 from trainer.plan import learning_rate
 from trainer.plan_record import PlanRecord
 from trainer.prepare import Prepared
-from trainer.progress import Meter, Output, WorkerTimes
+from trainer.progress import Meter, Output
 from trainer.ring import create_ring
 from trainer.scheduler import Average, Commit, Fill, Phase, Scheduler, Train
-from trainer.workers import GRACE_S, Worker
+from trainer.signals import StopSignals
+from trainer.workers import Worker
 
 TICK_S = 0.2
-#: Seconds in which other deaths are gathered when a drafter died, so that the first cause is told and not a cascade.
-CASCADE_S = 2.0
 
 
-def launch(prepared: Prepared, attempt: Path, checkpoints: Path) -> int:
+def launch(prepared: Prepared, attempt: Path, checkpoints: Path, signals: StopSignals) -> int:
     """Runs to the end.
 
     Args:
         prepared: what to run. attempt: folder of this attempt, made if missing. checkpoints: their folder.
+        signals: TERM and INT, also those that came before.
 
     Returns:
         The exit code: 0 finished, 3 stopped.
@@ -52,60 +48,51 @@ def launch(prepared: Prepared, attempt: Path, checkpoints: Path) -> int:
     Raises:
         TrainerError: everything else; its `exit_code` is the launcher's.
     """
-    attempt.mkdir(parents=True, exist_ok=True)
+    try:
+        attempt.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the attempt's folder cannot be made: {error}", str(attempt), "name a folder that can be written"
+        ) from error
     store = Store(checkpoints, prepared.config.checkpoint.keep_last)
     try:
         ring = create_ring(prepared.layout, prepared.config.ring.dir)
         try:
-            with _Signals() as signals:
-                return Launcher(prepared, attempt, store, ring, signals).run()
+            return Launcher(prepared, attempt, store, ring, signals).run()
+        except OSError as error:
+            raise TrainerError(
+                f"the launcher lost a file or a socket: {error}",
+                str(error.filename or attempt),
+                "look at room and permissions there, then resume from the last checkpoint",
+            ) from error
         finally:
             os.close(ring)
     finally:
         store.close()
 
 
-class _Signals:
-    """TERM and INT as bytes on a socket, so that the loop meets them where it waits."""
-
-    def __enter__(self) -> _Signals:
-        self.reader, self._writer = socket.socketpair()
-        self.reader.setblocking(False)
-        self._writer.setblocking(False)
-        self._fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        self._before = {n: signal.signal(n, lambda *_: None) for n in (signal.SIGTERM, signal.SIGINT)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.set_wakeup_fd(self._fd)
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self.reader.close()
-        self._writer.close()
-
-    def read(self) -> list[int]:
-        with contextlib.suppress(BlockingIOError):
-            return [n for n in self.reader.recv(64) if n in (signal.SIGTERM, signal.SIGINT)]
-        return []
-
-
 class Launcher:
     """The state of one attempt. Use `launch`."""
 
-    def __init__(self, prepared: Prepared, attempt: Path, store: Store, ring: int, signals: _Signals) -> None:
+    def __init__(self, prepared: Prepared, attempt: Path, store: Store, ring: int, signals: StopSignals) -> None:
         self.prepared = prepared
         self.config = prepared.config
-        self.attempt = attempt
         self.store = store
-        self.ring = ring
         self.signals = signals
-        workers = self.config.workers
-        self.workers: dict[str, Worker] = {}
-        for role, devices in (("target", workers.target_devices), ("drafter", workers.drafter_devices)):
-            for rank, device in enumerate(devices):
-                self.workers[f"{role}{rank}"] = Worker(f"{role}{rank}", role, rank, device)
+        self.output = Output()
+        self.meter = Meter(self.output, attempt / "metrics.jsonl")
+        self.record = PlanRecord(attempt)
+        self.crew = Crew(
+            self.config.workers,
+            attempt,
+            ring,
+            self.output,
+            setup=self._setup,
+            told=self._told,
+            lost=self._target_lost,
+        )
         self.scheduler = Scheduler(
-            drafters=tuple(w.name for w in self.workers.values() if w.role == "drafter"),
+            drafters=tuple(w.name for w in self.crew.workers.values() if w.role == "drafter"),
             slots=prepared.layout.slots,
             cursor=prepared.cursor,
             step=prepared.step,
@@ -114,52 +101,41 @@ class Launcher:
             save_every=self.config.checkpoint.every,
             schedule=self.config.train.schedule,
         )
-        self.output = Output()
-        self.meter = Meter(self.output, attempt / "metrics.jsonl")
-        self.record = PlanRecord(attempt)
-        self.selector = selectors.DefaultSelector()
         self.samples = 0
         self.committed = prepared.cursor
         self.lr = 0.0
         self.saving: tuple[Path, Commit] | None = None
-        self.first_fault: tuple[float, Worker] | None = None
         self.tcp_store: Any = None
 
     # ---- the loop
 
     def run(self) -> int:
+        """Until the plan is done or a stop is; the exit code."""
         self._say_beginning()
-        server, self.address = channel.listen()
-        self.selector.register(server, selectors.EVENT_READ, "server")
-        self.selector.register(self.signals.reader, selectors.EVENT_READ, "signals")
         try:
-            if self.scheduler.cursor < self.scheduler.total:
-                self._start_all()
-                self._serve(server)
-            code = STOPPED if self.scheduler.stopping and self.scheduler.cursor < self.scheduler.total else FINISHED
-            self._dismiss()
+            self._signalled()
+            self._act()
+            if self.scheduler.phase is not Phase.ENDED:
+                self._serve()
+            code = FINISHED if self.scheduler.cursor >= self.scheduler.total else STOPPED
+            self.crew.dismiss()
         finally:
-            self._end_all()
-            server.close()
-            self.selector.close()
+            self.crew.close()
             self.record.close()
         step = f"{self.scheduler.step}/{self.scheduler.total_steps}"
         self.output.event("finished" if code == FINISHED else "stopped", step=step)
         return code
 
-    def _serve(self, server: socket.socket) -> None:
+    def _serve(self) -> None:
+        if len(self.scheduler.drafters) > 1:
+            self.tcp_store = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # type: ignore[attr-defined]
+        self.crew.start_all()
         last_tick = 0.0
         while self.scheduler.phase is not Phase.ENDED:
-            for key, events in self.selector.select(TICK_S):
-                if key.data == "server":
-                    self._admit(server)
-                elif key.data == "signals":
-                    self._signalled(self.signals.read())
-                else:
-                    self._hear(key.data, events)
+            self.crew.wait(TICK_S, {self.signals.reader: self._signalled})
             if time.monotonic() - last_tick >= TICK_S:
                 last_tick = time.monotonic()
-                self._tick()
+                self.crew.tick()
             self._act()
 
     def _say_beginning(self) -> None:
@@ -179,14 +155,13 @@ class Launcher:
             self.output.line(f"no checkpoint to resume from in {self.store.folder}: a fresh start")
         self.record.begin(seed=self.config.train.seed, step=p.step, epoch=epoch, batch=p.cursor, accepted=p.index.ids)
 
-    # ---- workers
+    def _signalled(self) -> None:
+        for number in self.signals.read():
+            if not self.scheduler.stopping:
+                self.output.event("stop_requested", signal=number.name)
+            self.scheduler.stop()
 
-    def _start_all(self) -> None:
-        if len(self.scheduler.drafters) > 1:
-            self.tcp_store = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # type: ignore[attr-defined]
-        self.output.stage("loading", 0, len(self.workers), "workers")
-        for worker in self.workers.values():
-            worker.start(self.attempt, self.address, self.config.workers.threads)
+    # ---- workers
 
     def _setup(self, worker: Worker) -> Message:
         p = self.prepared
@@ -205,113 +180,14 @@ class Launcher:
             "store": None if self.tcp_store is None else self.tcp_store.port,
         }
 
-    def _admit(self, server: socket.socket) -> None:
-        with contextlib.suppress(BlockingIOError):
-            connection, _ = server.accept()
-            pid = channel.peer_pid(connection)
-            worker = next((w for w in self.workers.values() if w.pid == pid and w.peer is None), None)
-            if worker is None:  # abstract names can be reached by anybody on this machine
-                connection.close()
-                return
-            worker.peer = Peer(connection)
-            self.selector.register(connection, selectors.EVENT_READ, worker)
-
-    def _hear(self, worker: Worker, events: int) -> None:
-        peer = worker.peer
-        if peer is None:
-            return
-        if events & selectors.EVENT_WRITE:
-            peer.flush()
-        if events & selectors.EVENT_READ:
-            for message in peer.receive():
-                self._told(worker, message)
-        self._watch_writes(worker)
-        if peer.closed:
-            self._lost(worker)
-
-    def _watch_writes(self, worker: Worker) -> None:
-        peer = worker.peer
-        if peer is not None and not peer.closed:
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.pending else 0)
-            if self.selector.get_key(peer.socket).events != wanted:
-                self.selector.modify(peer.socket, wanted, worker)
-
-    def _send(self, worker: Worker, message: Message) -> None:
-        worker.busy()
-        if worker.peer is not None:
-            worker.peer.send(message)
-            self._watch_writes(worker)
-
-    def _lost(self, worker: Worker) -> None:
-        """End-of-file: it is dead or dying. Its exit code comes with a later tick."""
-        if worker.peer is not None:
-            self.selector.unregister(worker.peer.socket)
-            worker.disconnect()
-        if worker.lost_at is None:
-            worker.lost_at = time.monotonic()
-            if worker.role == "target":
-                self.scheduler.target_died(worker.name)
-
-    def _tick(self) -> None:
-        now = time.monotonic()
-        for worker in self.workers.values():
-            self._tee(worker)
-            code = worker.poll()
-            silent = worker.busy_since is not None and now - worker.busy_since > self.config.workers.timeout_s
-            if code is None and worker.lost_at is not None and now - worker.lost_at > GRACE_S:
-                code = worker.kill()
-            elif code is None and silent:
-                worker.fault = {"what": f"{worker.name} said nothing for {self.config.workers.timeout_s:g} s"}
-                code = worker.kill()
-            if code is not None:
-                if worker.peer is not None:  # what it said last may still wait in the socket
-                    self._hear(worker, selectors.EVENT_READ)
-                self._lost(worker)
-                self._exited(worker, code)
-        if self.first_fault is not None and now - self.first_fault[0] > CASCADE_S:
-            raise self._fault_of(self.first_fault[1])
-
-    def _exited(self, worker: Worker, code: int) -> None:
-        if worker.exit_code is not None:
-            return
-        worker.exit_code = code
-        self._tee(worker, rest=True)
-        self.output.event("worker_exit", worker=worker.name, life=worker.life, exitcode=code)
-        error_file = worker.error_file(self.attempt)
-        if not error_file.exists():  # killed from outside: nobody else will say it
-            write_error_file(error_file, TrainerError(worker.fault_text()))
-        fatal = worker.fault is not None and worker.fault.get("known") and worker.fault.get("code") in BY_EXIT_CODE
-        if worker.role == "target" and not fatal and worker.life < self.config.workers.restarts:
-            worker.life += 1
-            worker.start(self.attempt, self.address, self.config.workers.threads)
-            self.output.event("worker_start", worker=worker.name, life=worker.life)
-        elif self.first_fault is None:
-            self.first_fault = (time.monotonic() if worker.role == "drafter" else 0.0, worker)
-
-    def _fault_of(self, worker: Worker) -> TrainerError:
-        fault = worker.fault or {}
-        cls = BY_EXIT_CODE.get(fault.get("code", 1), TrainerError) if fault.get("known") else TrainerError
-        where = fault.get("where") or f"{worker.name}, {worker.log_file(self.attempt)}"
-        return cls(worker.fault_text(), where, fault.get("next") or "read its log and error.json")
-
-    def _tee(self, worker: Worker, *, rest: bool = False) -> None:
-        for line in worker.new_output(rest=rest):
-            self.output.line(f"[{worker.name}] {line}")
+    def _target_lost(self, worker: Worker) -> None:
+        self.scheduler.target_died(worker.name)
 
     # ---- what workers say
 
     def _told(self, worker: Worker, message: Message) -> None:
         kind = message["k"]
-        if "seconds" in message:
-            worker.heard(message["seconds"])
-        if kind == "hello":
-            assert worker.peer is not None
-            worker.peer.send_with_descriptor(self._setup(worker), self.ring)
-        elif kind == "ready":
-            worker.ready = True
-            done = sum(w.ready for w in self.workers.values())
-            self.output.stage("loading", done, len(self.workers), worker.name)
-        elif kind == "ask":
+        if kind == "ask":
             self._idle(worker)
         elif kind == "filled":
             self.scheduler.filled(worker.name, int(message["slot"]))
@@ -327,8 +203,6 @@ class Launcher:
             self._saved(message)
         elif kind == "stage":
             self.output.stage(message["stage"], int(message["done"]), int(message["of"]), worker.name)
-        elif kind == "error":
-            worker.fault = message
         else:
             raise TrainerError(f"{worker.name} said {kind!r}", "worker channel", "report this as a fault")
 
@@ -359,7 +233,7 @@ class Launcher:
             lr=self.lr,
             ring=(s.ready, s.slots),
             samples=self.samples,
-            workers=[WorkerTimes(w.name, w.life, w.times()) for w in self.workers.values()],
+            workers=self.crew.times(),
         )
 
     # ---- what to do
@@ -370,12 +244,12 @@ class Launcher:
                 batch = self.prepared.plan.batch(action.batch)
                 places = [self.prepared.index.place(i) for i in batch.sample_ids]
                 message = {"k": "fill", "slot": action.slot, "batch": action.batch, "length": batch.length}
-                self._send(self.workers[action.worker], {**message, "samples": places})
+                self.crew.send(action.worker, {**message, "samples": places})
             elif isinstance(action, Train):
                 self._train(action)
             elif isinstance(action, Average):
                 for name in self.scheduler.drafters:
-                    self._send(self.workers[name], {"k": "average", "step": action.step})
+                    self.crew.send(name, {"k": "average", "step": action.step})
             else:
                 self._commit(action)
 
@@ -394,7 +268,7 @@ class Launcher:
             "samples": list(batch.sample_ids),
             "lr": self.lr,
         }
-        self._send(self.workers[action.worker], message)
+        self.crew.send(action.worker, message)
 
     def _commit(self, commit: Commit) -> None:
         for epoch in self._epochs_over(commit.upto):
@@ -409,7 +283,7 @@ class Launcher:
         self.output.stage("saving", 0, 1, f"step-{commit.step}")
         folder = self.store.begin(commit.step)
         self.saving = (folder, commit)
-        self._send(self.workers[self.scheduler.drafters[0]], {"k": "save", "folder": str(folder)})
+        self.crew.send(self.scheduler.drafters[0], {"k": "save", "folder": str(folder)})
 
     def _epochs_over(self, upto: int) -> Iterator[int]:
         before, _ = self.prepared.plan.place(self.committed)
@@ -426,7 +300,7 @@ class Launcher:
         self.store.publish(folder, path)
         self.saving = None
         self.output.event("checkpoint", step=commit.step, path=path)
-        self.workers[self.scheduler.drafters[0]].idle()
+        self.crew[self.scheduler.drafters[0]].idle()
         self.scheduler.saved()
 
     def _state(self, commit: Commit) -> dict[str, Any]:
@@ -449,26 +323,3 @@ class Launcher:
             "torch": torch.__version__,
             "config": config.to_dict(),
         }
-
-    # ---- the end
-
-    def _signalled(self, numbers: list[int]) -> None:
-        for number in numbers:
-            if not self.scheduler.stopping:
-                self.output.event("stop_requested", signal=signal.Signals(number).name)
-            self.scheduler.stop()
-
-    def _dismiss(self) -> None:
-        """Tells every worker to end, and waits a while for it."""
-        for worker in self.workers.values():
-            self._send(worker, {"k": "exit"})
-        deadline = time.monotonic() + GRACE_S
-        for worker in self.workers.values():
-            worker.wait(deadline)
-
-    def _end_all(self) -> None:
-        """No worker outlives the launcher: kills what is left."""
-        for worker in self.workers.values():
-            worker.kill()
-            self._tee(worker, rest=True)
-            worker.disconnect()

@@ -80,7 +80,7 @@ class Plan:
         if max(self.lengths) > self.buckets[-1]:
             raise ValueError(f"a sample of {max(self.lengths)} tokens does not fit the last bucket {self.buckets[-1]}")
         self._length_of = dict(zip(self.ids, self.lengths, strict=True))
-        self._epoch: tuple[int, list[tuple[int, tuple[int, ...]]]] | None = None
+        self._epochs: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
         # An epoch's number of batches depends on how many samples each bucket has, not on their order.
         self.per_epoch = len(self._order(self.base.epoch + 1))
         self.first = len(self._batches(self.base.epoch))
@@ -114,9 +114,11 @@ class Plan:
         return out
 
     def _batches(self, epoch: int) -> list[tuple[int, tuple[int, ...]]]:
-        if self._epoch is None or self._epoch[0] != epoch:
-            self._epoch = (epoch, self._order(epoch))
-        return self._epoch[1]
+        if epoch not in self._epochs:
+            while len(self._epochs) > 1:  # targets may be an epoch ahead of the drafters
+                del self._epochs[min(self._epochs)]
+            self._epochs[epoch] = self._order(epoch)
+        return self._epochs[epoch]
 
     def place(self, number: int) -> tuple[int, int]:
         """(epoch, index in it) of a batch; of the number right behind the last one of an epoch: the next epoch's 0."""

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pipeline_support import Run, write_samples
 
-REPO = Path(__file__).parents[2]
 VOCAB, HIDDEN, LAYERS, MASK = 260, 64, 4, 259
 
 
@@ -72,79 +65,6 @@ def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
-
-
-def write_samples(path: Path, count: int, *, seed: int = 0, low: int = 12, high: int = 60) -> Path:
-    """`count` samples of a small repetitive language, so that there is something to learn; a third of it is prompt."""
-    rng = random.Random(seed)
-    with path.open("w", encoding="utf-8") as opened:
-        for _ in range(count):
-            length, start, stride = rng.randint(low, high), rng.randrange(200), rng.choice((1, 2, 3))
-            ids = [(start + stride * i) % 250 for i in range(length)]
-            opened.write(json.dumps({"input_ids": ids, "prompt_length": length // 3}) + "\n")
-    return path
-
-
-@dataclass
-class Run:
-    """One `python -m trainer run` of a job whose attempts and checkpoints lie in `root`."""
-
-    root: Path
-    config: Path
-    attempts: int = 0
-    running: list[subprocess.Popen[str]] = field(default_factory=list)
-
-    @property
-    def attempt(self) -> Path:
-        return self.root / "attempts" / str(self.attempts)
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
-
-    def start(self, *overrides: str, resume: str = "auto", **popen: Any) -> subprocess.Popen[str]:
-        """Starts the next attempt; its standard output goes to the attempt's `log`."""
-        self.attempts += 1
-        self.attempt.mkdir(parents=True)
-        command = [sys.executable, "-m", "trainer", "run", "--config", str(self.config), "--out", str(self.attempt)]
-        command += ["--checkpoints", str(self.checkpoints), "--resume", resume]
-        for override in overrides:
-            command += ["--set", override]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        environment.pop("TORCHELASTIC_ERROR_FILE", None)
-        with (self.attempt / "log").open("w") as log:
-            options: dict[str, Any] = {"stdout": log, "stderr": subprocess.STDOUT, **popen}
-            process = subprocess.Popen(command, cwd=REPO, env=environment, text=True, **options)
-        self.running.append(process)
-        return process
-
-    def finish(self, *overrides: str, resume: str = "auto", within: float = 120) -> int:
-        """Runs the next attempt to its end; the exit code."""
-        return self.start(*overrides, resume=resume).wait(within)
-
-    @property
-    def log(self) -> str:
-        return (self.attempt / "log").read_text(encoding="utf-8", errors="replace")
-
-    def metrics(self) -> list[dict[str, Any]]:
-        file = self.attempt / "metrics.jsonl"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-    def until(self, holds: Callable[[], Any], within: float = 90) -> Any:
-        """Polls; fails, with the log, if it never holds or the launcher ends before."""
-        deadline = time.monotonic() + within
-        while not (value := holds()):
-            ended = self.running[-1].poll() is not None
-            assert not ended or holds(), f"ended with {self.running[-1].returncode}:\n{self.log}"
-            assert time.monotonic() < deadline, self.log
-            time.sleep(0.02)
-        return value
-
-    def kill(self) -> None:
-        for process in self.running:
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
-            process.wait(30)
 
 
 @pytest.fixture

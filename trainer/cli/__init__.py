@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import sys
 from collections.abc import Sequence
 
-from trainer.errors import TrainerError, tell
+from trainer.errors import TrainerError, say
 
 #: command -> (module, one line for --help)
 COMMANDS = {
@@ -37,6 +36,6 @@ def main(argv: Sequence[str]) -> int:
     try:
         code: int = importlib.import_module(COMMANDS[arguments.command][0]).main(arguments)
     except TrainerError as error:
-        print(tell(error), file=sys.stderr, flush=True)
+        say(error)
         return error.exit_code
     return code

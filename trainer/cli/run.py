@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from trainer.errors import TrainerError, tell, write_error_file
+from trainer.errors import TrainerError, say, write_error_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,21 +21,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from trainer.config import load_config
     from trainer.prepare import gpus_missing, prepare, raise_if_any
+    from trainer.signals import StopSignals
 
-    try:
-        config = load_config(args.config, args.overrides)
-        raise_if_any(gpus_missing(config))
-        prepared = prepare(config, args.checkpoints, args.resume)
-        from trainer.launcher import launch
+    with StopSignals() as signals:
+        try:
+            config = load_config(args.config, args.overrides)
+            raise_if_any(gpus_missing(config))
+            prepared = prepare(config, args.checkpoints, args.resume)
+            from trainer.launcher import launch
 
-        return launch(prepared, args.out.absolute(), args.checkpoints.absolute())
-    except TrainerError as error:
-        print(tell(error), file=sys.stderr, flush=True)
-        _record(args.out, error)
-        return error.exit_code
-    except Exception as error:
-        _record(args.out, error)
-        raise
+            return launch(prepared, args.out.absolute(), args.checkpoints.absolute(), signals)
+        except TrainerError as error:
+            say(error)
+            _record(args.out, error)
+            return error.exit_code
+        except Exception as error:
+            _record(args.out, error)
+            raise
 
 
 def _record(out: Path, error: Exception) -> None:
@@ -46,4 +47,4 @@ def _record(out: Path, error: Exception) -> None:
     try:
         write_error_file(out / "errors" / "launcher" / "error.json", error)
     except OSError as second:
-        print(f"  (and error.json could not be written: {second})", file=sys.stderr, flush=True)
+        say(TrainerError(f"error.json could not be written: {second}", str(out)))

@@ -1,0 +1,221 @@
+"""The launcher's worker processes as one body: who lives, who speaks, who died, and what that means.
+
+start_all --> [hello] --> setup --> [ready] ... messages ... --> end-of-file --> exit code --> started anew | fault
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from trainer import channel
+from trainer.channel import Message, Peer
+from trainer.config import WorkersConfig
+from trainer.errors import BY_EXIT_CODE, TrainerError, write_error_file
+from trainer.progress import Output, WorkerTimes
+from trainer.workers import GRACE_S, Worker
+
+#: Seconds in which other deaths are gathered when a drafter died, so that the first cause is told and not a cascade.
+CASCADE_S = 2.0
+_SERVER = "server"
+
+
+class Crew:
+    """All workers of an attempt.
+
+    Args:
+        config: devices, threads, restarts, deadline. attempt: folder for logs and errors. ring: its descriptor.
+        output: for events and the workers' own lines. setup: a worker's first message.
+        told: called with every later message. lost: called once when a target is found dead.
+    """
+
+    def __init__(
+        self,
+        config: WorkersConfig,
+        attempt: Path,
+        ring: int,
+        output: Output,
+        *,
+        setup: Callable[[Worker], Message],
+        told: Callable[[Worker, Message], None],
+        lost: Callable[[Worker], None],
+    ) -> None:
+        self.config = config
+        self.attempt = attempt
+        self.ring = ring
+        self.output = output
+        self._setup, self._told, self._on_lost = setup, told, lost
+        self.workers: dict[str, Worker] = {}
+        for role, devices in (("target", config.target_devices), ("drafter", config.drafter_devices)):
+            for rank, device in enumerate(devices):
+                self.workers[f"{role}{rank}"] = Worker(f"{role}{rank}", role, rank, device)
+        self.selector = selectors.DefaultSelector()
+        self._server, self._address = channel.listen()
+        self.selector.register(self._server, selectors.EVENT_READ, _SERVER)
+        self._first_fault: tuple[float, Worker] | None = None
+
+    def __getitem__(self, name: str) -> Worker:
+        return self.workers[name]
+
+    def start_all(self) -> None:
+        self.output.stage("loading", 0, len(self.workers), "workers")
+        for worker in self.workers.values():
+            worker.start(self.attempt, self._address, self.config.threads)
+
+    # ---- sockets
+
+    def wait(self, seconds: float, others: Mapping[socket.socket, Callable[[], None]]) -> None:
+        """Waits for whatever comes first, and handles it. `others`: further sockets and what to do with them."""
+        for other, call in others.items():
+            if other not in self.selector.get_map():
+                self.selector.register(other, selectors.EVENT_READ, call)
+        for key, events in self.selector.select(seconds):
+            if key.data == _SERVER:
+                self._admit()
+            elif isinstance(key.data, Worker):
+                self._hear(key.data, events)
+            else:
+                key.data()
+
+    def send(self, name: str, message: Message) -> None:
+        worker = self.workers[name]
+        worker.busy()
+        if worker.peer is not None:
+            worker.peer.send(message)
+            self._watch_writes(worker)
+
+    def _admit(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            connection, _ = self._server.accept()
+            pid = channel.peer_pid(connection)
+            worker = next((w for w in self.workers.values() if w.pid == pid and w.peer is None), None)
+            if worker is None:  # abstract names can be reached by anybody on this machine
+                connection.close()
+                return
+            worker.peer = Peer(connection)
+            self.selector.register(connection, selectors.EVENT_READ, worker)
+
+    def _hear(self, worker: Worker, events: int) -> None:
+        peer = worker.peer
+        if peer is None:
+            return
+        if events & selectors.EVENT_WRITE:
+            peer.flush()
+        if events & selectors.EVENT_READ:
+            for message in peer.receive():
+                self._handle(worker, peer, message)
+        self._watch_writes(worker)
+        if peer.closed:
+            self._lost(worker)
+
+    def _handle(self, worker: Worker, peer: Peer, message: Message) -> None:
+        kind = message["k"]
+        if "seconds" in message:
+            worker.heard(message["seconds"])
+        if kind == "hello":
+            peer.send_with_descriptor(self._setup(worker), self.ring)
+        elif kind == "ready":
+            worker.ready = True
+            done = sum(w.ready for w in self.workers.values())
+            self.output.stage("loading", done, len(self.workers), worker.name)
+        elif kind == "error":
+            worker.fault = message
+        else:
+            self._told(worker, message)
+
+    def _watch_writes(self, worker: Worker) -> None:
+        peer = worker.peer
+        if peer is not None and not peer.closed:
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.pending else 0)
+            if self.selector.get_key(peer.socket).events != wanted:
+                self.selector.modify(peer.socket, wanted, worker)
+
+    # ---- deaths
+
+    def _lost(self, worker: Worker) -> None:
+        """End-of-file: it is dead or dying. Its exit code comes with a later tick."""
+        if worker.peer is not None:
+            self.selector.unregister(worker.peer.socket)
+            worker.disconnect()
+        if worker.lost_at is None:
+            worker.lost_at = time.monotonic()
+            if worker.role == "target":
+                self._on_lost(worker)
+
+    def tick(self) -> None:
+        """Looks after the processes themselves: output, exit codes, silences.
+
+        Raises:
+            TrainerError: a worker ended that cannot be started anew; with its own words and exit code.
+        """
+        now = time.monotonic()
+        for worker in self.workers.values():
+            self._tee(worker)
+            code = worker.poll()
+            silent = worker.busy_since is not None and now - worker.busy_since > self.config.timeout_s
+            if code is None and worker.lost_at is not None and now - worker.lost_at > GRACE_S:
+                code = worker.kill()
+            elif code is None and silent:
+                worker.fault = {"what": f"{worker.name} said nothing for {self.config.timeout_s:g} s"}
+                code = worker.kill()
+            if code is not None:
+                self._hear(worker, selectors.EVENT_READ)  # its last words may still wait in the socket
+                self._lost(worker)
+                self._exited(worker, code)
+        if self._first_fault is not None and now - self._first_fault[0] > CASCADE_S:
+            raise self._error_of(self._first_fault[1])
+
+    def _exited(self, worker: Worker, code: int) -> None:
+        if worker.exit_code is not None:
+            return
+        worker.exit_code = code
+        self._tee(worker, rest=True)
+        self.output.event("worker_exit", worker=worker.name, life=worker.life, exitcode=code)
+        error_file = worker.error_file(self.attempt)
+        if not error_file.exists():  # killed from outside: nobody else will say it
+            write_error_file(error_file, TrainerError(worker.fault_text()))
+        hopeless = worker.fault is not None and worker.fault.get("known") and worker.fault.get("code") != 1
+        if worker.role == "target" and not hopeless and worker.life < self.config.restarts:
+            worker.life += 1
+            worker.start(self.attempt, self._address, self.config.threads)
+            self.output.event("worker_start", worker=worker.name, life=worker.life)
+        elif self._first_fault is None:
+            # A drafter's death takes the others with it: wait for them, so that all have written what they know.
+            self._first_fault = (time.monotonic() if worker.role == "drafter" else 0.0, worker)
+
+    def _error_of(self, worker: Worker) -> TrainerError:
+        fault = worker.fault or {}
+        cls = BY_EXIT_CODE.get(fault.get("code", 1), TrainerError) if fault.get("known") else TrainerError
+        where = fault.get("where") or f"{worker.name}, {worker.log_file(self.attempt)}"
+        return cls(worker.fault_text(), where, fault.get("next") or "read its log and error.json")
+
+    def _tee(self, worker: Worker, *, rest: bool = False) -> None:
+        for line in worker.new_output(rest=rest):
+            self.output.line(f"[{worker.name}] {line}")
+
+    # ---- numbers, the end
+
+    def times(self) -> list[WorkerTimes]:
+        return [WorkerTimes(w.name, w.life, w.times()) for w in self.workers.values()]
+
+    def dismiss(self) -> None:
+        """Tells every worker to end, and waits a while for it; one that still loads has nothing to finish."""
+        ready = [w for w in self.workers.values() if w.ready and w.peer is not None]
+        for worker in ready:
+            self.send(worker.name, {"k": "exit"})
+        deadline = time.monotonic() + GRACE_S
+        for worker in ready:
+            worker.wait(deadline)
+
+    def close(self) -> None:
+        """No worker outlives the launcher: kills what is left."""
+        for worker in self.workers.values():
+            worker.kill()
+            self._tee(worker, rest=True)
+            worker.disconnect()
+        self._server.close()
+        self.selector.close()
