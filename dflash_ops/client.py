@@ -91,11 +91,11 @@ class JobClient:
         if how == "never":
             return Seen(_never(self.job.name, float(clock)), float(clock), deployed=False)
         if how == "file":
-            snapshot = self._named(_snapshot(rest, f"{self.job.root}/run/snapshot.json"))
+            snapshot = self._understood(_object(rest), "run/snapshot.json")
         else:
             said = Completed(done.argv, done.rc, rest.encode(), done.stderr)
             told = answer(said, self.host.name, self.python, "ask the resident")
-            snapshot = self._named(from_dict(Snapshot, told, "snapshot"))
+            snapshot = self._understood(told, "snapshot")
         # whole seconds only from `date`: the snapshot's own time may be a little later
         return Seen(snapshot, max(float(clock), snapshot.t))
 
@@ -117,7 +117,7 @@ class JobClient:
             said = _object(raw.decode("utf-8", "replace"))
             if said is None:
                 raise ContractError(f"`follow` said something that is no JSON object: {raw[:200]!r}", self.host.name)
-            snapshot = self._named(from_dict(Snapshot, said, "follow"))
+            snapshot = self._understood(said, "follow")
             self._lost = None
             yield Seen(snapshot, snapshot.t)
 
@@ -176,9 +176,17 @@ class JobClient:
         self._refuse_undeployed(done.rc, done.error_text)
         return answer(done, self.host.name, self.python, f"ask the resident to {command}")
 
-    def _named(self, snapshot: Snapshot) -> Snapshot:
-        """Before its first start the resident does not know the job's name; ours is what the inventory calls it."""
-        return replace(snapshot, job=self.job.name)
+    def _understood(self, said: Any, what: str) -> Snapshot:
+        """A snapshot from its JSON, with the inventory's name of the job: before its first start the resident has none.
+
+        Raises:
+            ContractError: it is of another form.
+        """
+        try:
+            return replace(from_dict(Snapshot, said, f"{self._where}, {what}"), job=self.job.name)
+        except ContractError as error:
+            error.next = error.next or f"the resident there is of another version: dflash-ops deploy {self.job.name}"
+            raise
 
     def _stream(self, command: str, *options: str, idle: float) -> Iterator[bytes]:
         """Lines of a command of the resident; an error as its last line is raised as the class that it names."""
@@ -230,13 +238,6 @@ class JobClient:
 
 def _never(job: str, now: float) -> Snapshot:
     return Snapshot(job, now, State.UNKNOWN, now, f"never deployed: dflash-ops deploy {job}")
-
-
-def _snapshot(text: str, where: str) -> Snapshot:
-    said = _object(text)
-    if said is None:
-        raise ContractError("snapshot.json is no JSON object", where, "ask again")
-    return from_dict(Snapshot, said, where)
 
 
 def _object(text: str) -> dict[str, Any] | None:

@@ -169,22 +169,21 @@ def trainer(request: Request, config_name: str) -> tuple[list[Check], Needs]:
     if answer.get("ok") and not errors:
         notes = [_warn("config", str(note), "") for note in answer.get("notes") or ()]
         return [_ok("config", "the trainer accepts its config and data"), *notes], needs
-    return [_config_fault(e) for e in errors] or [
-        _failed("config", "the trainer refuses its config", "run its check by hand")
-    ], needs
+    faults = [_config_fault(e, f"{config}: ", f"jobs.{request.spec.job}.trainer.") for e in errors]
+    return faults or [_failed("config", "the trainer refuses its config", "run its check by hand")], needs
 
 
-def _config_fault(error: Any) -> Check:
-    """One error of the trainer: a text, or an object with what, where and next."""
+def _config_fault(error: Any, ours: str, theirs: str) -> Check:
+    """One error of the trainer: a text, or an object with what, where and next.
+
+    A key is named as it stands in the inventory (`theirs`), not in the file of ours that is gone by then.
+    """
+    fix = "correct the job's trainer tables, or use --set"
     if not isinstance(error, dict):
-        return _failed("config", str(error), "correct the job's trainer tables, or use --set")
-    where = error.get("where") or error.get("key") or ""
+        return _failed("config", str(error).replace(ours, theirs), fix)
+    where = str(error.get("where") or error.get("key") or "").replace(ours, theirs)
     what = str(error.get("what") or error.get("message") or error)
-    return _failed(
-        "config",
-        f"{where}: {what}" if where else what,
-        str(error.get("next") or error.get("fix") or "correct the job's trainer tables, or use --set"),
-    )
+    return _failed("config", f"{where}: {what}" if where else what, str(error.get("next") or error.get("fix") or fix))
 
 
 def devices(request: Request) -> list[Check]:

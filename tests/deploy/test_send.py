@@ -208,7 +208,7 @@ def test_an_old_python_there_is_told_as_such(tmp_path: Path, pack: Pack) -> None
     old = tmp_path / "python3"
     old.write_text(
         f"#!/bin/sh\nshift 3\nexec {sys.executable} -c "
-        "'import sys; sys.version_info = (3, 8, 1, \"final\", 0); i = sys.stdin.buffer; exec(i.read(int(i.readline())))'\n"
+        "'import sys; sys.version_info = (3, 8, 1); i = sys.stdin.buffer; exec(i.read(int(i.readline())))'\n"
     )
     old.chmod(0o755)
     with pytest.raises(PreflightError, match=r"3\.8"):
