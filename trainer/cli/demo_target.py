@@ -23,13 +23,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from trainer.bar import Bar
-    from trainer.cli.guard import share_cores, told
+    from trainer.cli.guard import own_progress_only, share_cores, told
     from trainer.demo.target import Recipe, build
 
     recipe = Recipe(steps=args.steps, seed=args.seed, train_prompts=args.prompts, held_out_prompts=args.held_out)
     bar = Bar("demo target", args.steps, "steps")
 
     def report(done: int, total: int, loss: float) -> None:
+        if done == 1:
+            own_progress_only()
         bar.update(done, f"loss {loss:.2f}")
 
     with told("building the demo target", "nothing was written; the same command starts anew"):

@@ -48,7 +48,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
-    from trainer.cli.guard import share_cores
+    from trainer.cli.guard import own_progress_only, share_cores
     from trainer.prompts import end_tokens, read_prompts, tokenize
 
     found, _ = read_prompts(args.prompts, limit=args.limit)  # before torch: a bad file is told at once
@@ -62,6 +62,7 @@ def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from trainer.target import load_target
 
     torch.set_num_threads(threads)
+    own_progress_only()
     source = open_source(args.drafter)
     dtype = getattr(torch, args.dtype)
     target = load_target(args.target, dtype=dtype, device=args.device)

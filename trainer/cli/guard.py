@@ -45,3 +45,10 @@ def share_cores(asked: int, most: int) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return asked or min(most, len(os.sched_getaffinity(0)))
+
+
+def own_progress_only() -> None:
+    """No bars of transformers between this command's own; imports it, so call it after `share_cores`."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()

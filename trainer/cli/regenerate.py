@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from trainer.bar import Bar
-    from trainer.cli.guard import share_cores, told
+    from trainer.cli.guard import own_progress_only, share_cores, told
     from trainer.regenerate import Plan, regenerate
 
     start = time.monotonic()
@@ -51,6 +51,7 @@ def main(args: argparse.Namespace) -> int:
             import torch  # only now: a finished file needs none of it
 
             torch.set_num_threads(threads)
+            own_progress_only()
             bar = Bar("responses", plan.total, "prompts", done=plan.done)
 
     def progress(done: int, tokens: int) -> None:
