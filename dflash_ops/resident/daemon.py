@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dflash_ops.contracts import Event, Layout, Process, Snapshot, State
+from dflash_ops.contracts import LIVE_STATES, Event, Layout, Process, Snapshot, StartRecord, State
 from dflash_ops.contracts.snapshot import FRESH_S
 from dflash_ops.errors import ContractError, StateError
 from dflash_ops.resident import attempts, itself, journal, proc
@@ -96,16 +96,23 @@ def last_snapshot(layout: Layout) -> Snapshot | None:
 
 
 def fresh_snapshot(layout: Layout) -> Snapshot | None:
-    """snapshot.json if it can be believed: young, its writer lives, and no attempt began or ended since."""
+    """snapshot.json if it can be believed: young, its writer lives, and no attempt began or ended since.
+
+    The files and /proc are asked for the last part, so that a kill is told at once and not a second later.
+    """
     snapshot = last_snapshot(layout)
     if snapshot is None or abs(time.time() - snapshot.t) > FRESH_S or running(layout) is None:
         return None
     found = attempts.numbers(layout)
     if (found[-1] if found else None) != snapshot.attempt:
         return None
-    if snapshot.attempt is not None and snapshot.exit is None and layout.attempt(snapshot.attempt).exit.exists():
+    if snapshot.attempt is None or snapshot.state not in LIVE_STATES:
+        return snapshot
+    try:
+        start = load(StartRecord, layout.attempt(snapshot.attempt).start)
+    except (StateError, ContractError):
         return None
-    return snapshot
+    return snapshot if start is not None and proc.alive(start.launcher) else None
 
 
 def settle(layout: Layout, attempt: Attempt) -> None:

@@ -103,7 +103,7 @@ def _start(layout: Layout, job: JobSpec) -> dict[str, Any]:
         raise
     try:
         write_atomic(layout.job, public)
-        daemon.ensure(layout)
+        watched = daemon.ensure(layout)
         pane, said = _launch(layout, tmux, job, number, command, cache)
     except (OSError, DflashError) as error:
         _undo(layout, tmux, job, number, error)
@@ -115,6 +115,7 @@ def _start(layout: Layout, job: JobSpec) -> dict[str, Any]:
         "launcher": said["launcher"],
         "wrapper": said["wrapper"],
         "session": {"name": job.session, "socket": job.socket, "alive": True, "pane": pane.id if pane else None},
+        "warnings": [] if watched else ["the resident's loop would not start; see run/resident.log"],
     }
 
 

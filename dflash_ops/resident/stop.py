@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_ops.contracts import Layout, Process, State, StopRecord, dumps, to_dict
-from dflash_ops.errors import DflashError, StartError
+from dflash_ops.errors import DflashError, StartError, StateError
 from dflash_ops.resident import attempts, daemon, journal, proc
 from dflash_ops.resident.answer import say
 from dflash_ops.resident.attempts import Attempt
@@ -45,12 +45,19 @@ def stop(layout: Layout, grace_s: float | None = None, reason: str = "", actor: 
 
     Raises:
         JobBusy: another command is at work.
+        StateError: start.json is damaged, so nobody is signalled.
         DflashError: something of it lives on after KILL.
     """
     found = attempts.last(layout)
     if found is None:
         return {"schema": 1, "attempt": None, "state": State.UNKNOWN.value, "already": True, "escalated": False,
                 "detail": "never started", "exit": None, "warnings": []}  # fmt: skip
+    if found.start is None and found.layout.start.exists():
+        raise StateError(
+            f"who to stop is not known: {'; '.join(found.damaged)}",
+            str(found.layout.start),
+            "find the launcher with `ps`, send it TERM, then remove that file",
+        )
     told: list[str] = []
     with run_lock(layout.lock, "stop", 30.0):  # a start that is just at work comes to its end first
         attempt = attempts.last(layout) or found

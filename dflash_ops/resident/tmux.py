@@ -19,6 +19,8 @@ from dflash_ops.resident import proc
 
 #: Seconds for one call of the tmux client. It takes some ms; a stopped server never answers.
 DEADLINE = 8.0
+#: Seconds for a mere look, which must not hold up everything else that is known.
+LOOK = 2.0
 
 _GONE = ("no server running", "error connecting", "can't find", "no current", "session not found", "server exited")
 
@@ -107,14 +109,14 @@ class Tmux:
             if one.ppid == os.getpid() and one.comm.startswith("tmux"):
                 proc.send(one.process, signal.SIGKILL)
 
-    def panes(self, session: str) -> list[Pane] | None:
+    def panes(self, session: str, seconds: float = DEADLINE) -> list[Pane] | None:
         """Panes of a session; None: there is no such session (or no server).
 
         Raises:
             TmuxSilent: nothing is known.
         """
         form = "#{pane_id} #{pane_pid} #{pid} #{@dflash_root}"
-        said = self.run("list-panes", "-s", "-t", f"={session}:", "-F", form)
+        said = self.run("list-panes", "-s", "-t", f"={session}:", "-F", form, seconds=seconds)
         if said.rc != 0:
             if said.gone:
                 return None
@@ -179,12 +181,13 @@ class SessionProbe:
     def alive(self) -> bool | None:
         """None: tmux does not answer (or is not there)."""
         now = time.monotonic()
-        if now - self._asked < self._every and (self._server is None or proc.alive(self._server)):
+        every = self._every if self._alive is not None else 3 * self._every
+        if now - self._asked < every and (self._server is None or proc.alive(self._server)):
             return self._alive
         self._asked = now
         self._server = None
         try:
-            panes = self._tmux.panes(self._session)
+            panes = self._tmux.panes(self._session, LOOK)
         except (TmuxSilent, StartError):
             self._alive = None
             return None

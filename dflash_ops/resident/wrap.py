@@ -282,7 +282,10 @@ class Wrapper:
         if not written or last != first:
             self._exit_file.write(last, until=time.monotonic() + EXIT_WAIT)
         self._mirror.write(f"==== dflash-ops attempt {self._attempt}: {last.describe()} ====\n".encode())
-        self._mirror.flush()
+        end = time.monotonic() + 1.0
+        while self._mirror.waiting and time.monotonic() < end:
+            time.sleep(0.02)
+            self._mirror.flush()
         return rc if rc is not None else 128 + os.WTERMSIG(status)
 
     _launcher: Process

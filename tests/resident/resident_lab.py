@@ -110,6 +110,9 @@ class Lab:
         found: list[Snapshot] = []
 
         def seen() -> bool:
+            if (record := daemon.running(self.layout)) is not None:
+                proc.send(record.process, signal.SIGUSR1)  # look at once; the tests of the loop itself do not ask it
+                time.sleep(0.1)
             # As `snapshot` does, without an interpreter a look; the real command where the file cannot be believed.
             found[:] = [daemon.fresh_snapshot(self.layout) or self.snapshot()]
             return bool(what(found[0]))
