@@ -119,7 +119,8 @@ def test_a_command_that_does_not_read_its_input(host: LocalHost) -> None:
         finally:
             closed.append(True)
 
-    done = host.run(["head", "-c", "3"], deadline=LONG, stdin=endless())
+    source = endless()  # held here, so that only closing it can end it
+    done = host.run(["head", "-c", "3"], deadline=LONG, stdin=source)
     assert (done.rc, done.stdout) == (0, b"xxx")
     assert closed == [True]
 
