@@ -58,15 +58,18 @@ def _busy(text: str) -> AbstractContextManager[object]:
 def _render(report: Report) -> None:
     from rich.text import Text
 
-    out = console()
+    out = console()  # soft_wrap below: a command that rich breaks into lines cannot be copied
     for section in report.sections:
         out.print(Text(section.place, style="bold"))
         width = max(len(c.name) for c in section.checks)
         for check in section.checks:
             sign, style = SIGNS[check.status]
-            out.print(Text.assemble("  ", (sign, style), f"  {check.name:<{width}}  ", check.what.replace("\n", " ")))
+            out.print(
+                Text.assemble("  ", (sign, style), f"  {check.name:<{width}}  ", check.what.replace("\n", " ")),
+                soft_wrap=True,
+            )
             if check.next:
-                out.print(Text.assemble(" " * (width + 10), ("next: ", "green"), check.next))
+                out.print(Text.assemble(" " * (width + 10), ("next: ", "green"), check.next), soft_wrap=True)
     failed, warned = report.count("fail"), report.count("warn")
     if failed:
         out.print(Text(f"{failed} to mend" + (f", {warned} to look at" if warned else ""), style="bold red"))
