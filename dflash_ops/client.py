@@ -21,6 +21,9 @@ from dflash_ops.inventory import Job
 ASK_S = 20.0
 START_S = 90.0
 
+#: Seconds that a stop may take beyond its grace time: locks, KILL, waiting until nothing of the attempt lives.
+STOP_MORE_S = 120.0
+
 #: One exec for a status. The loop's snapshot.json is believed under the conditions of docs/resident.md (younger than
 #: 3 s, its writer lives, no attempt began or ended since); else the resident looks anew. `$1` root, `$2` python: paths
 #: are never part of the shell's text. The first line says that machine's clock and who answered.
@@ -147,7 +150,7 @@ class JobClient:
     def stop(self, *, grace: float, reason: str = "", actor: str = "operator") -> dict[str, Any]:
         """TERM, wait `grace` seconds, KILL; the answer says how it ended."""
         options = ["--grace", f"{grace:g}", "--reason", reason, "--actor", actor]
-        return self.ask("stop", *options, deadline=grace + 60.0)
+        return self.ask("stop", *options, deadline=grace + STOP_MORE_S)
 
     def activate(self, release: str, *, actor: str = "operator") -> dict[str, Any]:
         """Switch `current` to a release that is there whole."""

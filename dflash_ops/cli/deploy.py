@@ -47,6 +47,7 @@ def command(
     found = found.with_overrides(target_gpus, drafter_gpus, sets or ())
 
     import os
+    import shlex
 
     from dflash_ops.cli.watching import actor, print_json, stages
     from dflash_ops.deploy.decide import Options
@@ -63,10 +64,13 @@ def command(
     )
     host = open_host(loaded, found.host)
     python = loaded.host_of(found).python
+    progress = stages()
     try:
-        result = Deployment(host, found, options, stages(), python=python, environ=os.environ).run()
+        result = Deployment(host, found, options, progress, python=python, environ=os.environ).run()
     finally:
         host.close()
+    if not plan:
+        progress.note(f"watch it: dflash-ops status {shlex.quote(found.name)} --watch")
     if json:
         print_json(result.to_json())
     return 0

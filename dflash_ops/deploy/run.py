@@ -26,7 +26,7 @@ from dflash_ops.resident.preflight import Check, Request
 from dflash_ops.resident.probe import Probe
 from dflash_ops.view.stages import Stage, Stages
 from dflash_ops.view.stopped import stopped_text
-from dflash_ops.view.text import size
+from dflash_ops.view.text import counted, size
 
 PROBE_S = 60.0
 PREFLIGHT_S = 600.0
@@ -160,8 +160,8 @@ class Deployment:
                 stage.done("no release: the command is there already")
             else:
                 self.result.release = built.release.id
-                count = len(built.release.files)
-                stage.done(f"release {built.release.id}: {count} files, {size(built.bytes)}, {built.release.source}")
+                count = counted(len(built.release.files), "file")
+                stage.done(f"release {built.release.id}: {count}, {size(built.bytes)}, {built.release.source}")
         return pack, built, config, job_secrets
 
     def _connect(self, pack: Pack, built: Built | None) -> Probe:
@@ -186,7 +186,7 @@ class Deployment:
         self.result.files = len(send.release.files) if send else 0
         self.result.bytes = (send.bytes if send else 0) + (len(pack.content) if steps.send_resident else 0)
         parts = [f"resident {pack.id}"] if steps.send_resident else []
-        parts += [f"release {send.release.id} ({len(send.release.files)} files)"] if send else []
+        parts += [f"release {send.release.id} ({counted(len(send.release.files), 'file')})"] if send else []
         what = f"{' and '.join(parts)}, {size(self.result.bytes)}" if parts else "everything is there already"
         if self.options.plan:
             self.stages.note(f"send: would send {what}" if parts else f"send: {what}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
@@ -154,9 +155,9 @@ def trainer(request: Request, config_name: str) -> tuple[list[Check], Needs]:
     with tempfile.TemporaryDirectory(prefix="dflash-preflight-") as folder:
         config = Path(folder) / config_name
         config.write_text(request.config_json if config_name.endswith(".json") else request.config_toml, "utf-8")
-        resume = "none" if request.begin == "fresh" else "auto"
         argv = [request.fill(request.interpreter), "-m", "trainer", "check", "--config", str(config)]
-        argv += ["--checkpoints", str(request.checkpoints), "--resume", resume]
+        # with `fresh` there will be none by then: they are set aside before the start
+        argv += ["--checkpoints", str(request.checkpoints)] if request.begin != "fresh" else []
         # the same folder as when it runs, so that relative paths of the config mean the same
         cwd = request.spec.root if Path(request.spec.root).is_dir() else folder
         said = machine.ask(argv, seconds=TRAINER_S, env=request.environment(), cwd=cwd)
@@ -169,21 +170,29 @@ def trainer(request: Request, config_name: str) -> tuple[list[Check], Needs]:
     if answer.get("ok") and not errors:
         notes = [_warn("config", str(note), "") for note in answer.get("notes") or ()]
         return [_ok("config", "the trainer accepts its config and data"), *notes], needs
-    faults = [_config_fault(e, f"{config}: ", f"jobs.{request.spec.job}.trainer.") for e in errors]
+    faults = [_config_fault(request, e, f"{config}: ") for e in errors]
     return faults or [_failed("config", "the trainer refuses its config", "run its check by hand")], needs
 
 
-def _config_fault(error: Any, ours: str, theirs: str) -> Check:
+def _config_fault(request: Request, error: Any, ours: str) -> Check:
     """One error of the trainer: a text, or an object with what, where and next.
 
-    A key is named as it stands in the inventory (`theirs`), not in the file of ours that is gone by then.
+    A key is named as it stands in the inventory, not in our file (`ours`), which is gone by then; of a checkpoint that
+    is damaged the next step is said in this tool's words.
     """
+    theirs = f"jobs.{request.spec.job}.trainer."
     fix = "correct the job's trainer tables, or use --set"
     if not isinstance(error, dict):
         return _failed("config", str(error).replace(ours, theirs), fix)
-    where = str(error.get("where") or error.get("key") or "").replace(ours, theirs)
-    what = str(error.get("what") or error.get("message") or error)
-    return _failed("config", f"{where}: {what}" if where else what, str(error.get("next") or error.get("fix") or fix))
+    where = str(error.get("where") or "").replace(ours, theirs)
+    what = str(error.get("what") or error)
+    text = f"{where}: {what}" if where else what
+    if where.startswith(f"{request.checkpoints}/step-"):
+        damaged = request.checkpoints / Path(where).relative_to(request.checkpoints).parts[0]
+        aside = request.layout.aside
+        move = shlex.join(["mkdir", "-p", str(aside)]) + " && " + shlex.join(["mv", str(damaged), f"{aside}/"])
+        return _failed("checkpoint", text, f"set it aside, then --resume takes the newest other one: {move}")
+    return _failed("config", text, str(error.get("next") or fix))
 
 
 def devices(request: Request) -> list[Check]:

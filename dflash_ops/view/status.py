@@ -227,7 +227,7 @@ def line(s: Snapshot, now: float) -> str:
         parts.append(f"cause {clean(s.error.worker)}: {_short(s.error.message, 160)}")
     if s.exit is not None:
         parts.append(s.exit.describe())
-    elif s.detail:
+    elif s.detail and not _said_below(s) and s.stage is None:
         parts.append(_short(s.detail, 160))
     return "  ".join(parts)
 

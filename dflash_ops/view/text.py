@@ -52,6 +52,11 @@ def size(count: int) -> str:
     return f"{value:.1f} TiB"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
 def clean(text: str) -> str:
     """A foreign text on one line: control characters would move the cursor or change colours."""
     return "".join(c if c.isprintable() else " " for c in text).rstrip()

@@ -106,8 +106,18 @@ class Toy:
         return [json.loads(line) for line in (self.root / "run/journal.jsonl").read_text().splitlines()]
 
     def tmux(self, *args: str) -> subprocess.CompletedProcess[str]:
-        env = {k: v for k, v in os.environ.items() if not k.startswith("TMUX")}
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("TMUX", "NO_COLOR"))}
         return subprocess.run(["tmux", "-L", self.socket, *args], capture_output=True, text=True, env=env, timeout=20)
+
+    def shows(self, session: str, *words: str, seconds: float = 30.0) -> str:
+        """What a terminal of 80x24 shows once all the words are on it."""
+        end = time.monotonic() + seconds
+        while True:
+            screen = self.tmux("capture-pane", "-p", "-t", f"={session}:").stdout
+            if all(word in screen for word in words):
+                return screen
+            assert time.monotonic() < end, screen
+            time.sleep(0.1)
 
     @property
     def session_there(self) -> bool:

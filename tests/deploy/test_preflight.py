@@ -70,7 +70,7 @@ def test_a_trainer_that_fits_passes_and_is_asked_with_this_jobs_folders(tmp_path
     found = run_checks(stub)
     assert [c for c in found.checks if c.status == "failed"] == []
     note = next(c.what for c in found.checks if c.status == "warn")
-    assert f"--checkpoints {tmp_path}/root/checkpoints --resume auto" in note
+    assert note.endswith(f"--checkpoints {tmp_path}/root/checkpoints")
     assert "/run.toml" in note
 
 
@@ -89,6 +89,19 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path, stub: Request)
     assert "data.jsonl:7" in failed[1].what
     assert "jobs.j.trainer.workers" in failed[0].what
     assert all(c.next for c in failed)
+
+
+def test_a_damaged_checkpoint_is_to_be_set_aside_and_fresh_does_not_look_at_it(tmp_path: Path, stub: Request) -> None:
+    damaged = tmp_path / "root/checkpoints/step-00000010"
+    damaged.mkdir(parents=True)
+    fault = {"what": "it has another hash", "where": f"{damaged}/weights.safetensors", "next": "--resume PATH"}
+    answer(tmp_path, ok=False, errors=[fault], needs=None)
+    check = by_name(run_checks(Request(**{**vars(stub), "begin": "resume"})).checks)["checkpoint"]
+    assert check.status == "failed"
+    assert f"mv {damaged} {tmp_path}/root/checkpoints.aside/" in check.next
+    answer(tmp_path, ok=True, errors=[], needs={})
+    found, _ = checks.trainer(Request(**{**vars(stub), "begin": "fresh"}), "run.toml")
+    assert "--checkpoints" not in found[1].what
 
 
 def test_the_trainer_is_asked_for_json_where_python_reads_no_toml(
