@@ -1,0 +1,119 @@
+"""`evaluate` and `export` as a person calls them: on an export, a checkpoint, a folder of checkpoints, and nonsense."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from demo_parts import call
+
+from trainer.checkpoint import Store, write_tensors
+from trainer.demo.target import Recipe, build
+from trainer.demo.tokenizer import MASK
+from trainer.drafter import Drafter
+from trainer.drafter_config import DrafterConfig
+from trainer.drafter_source import open_source
+from trainer.errors import CheckpointError, ConfigError
+from trainer.export import load_drafter
+
+
+def save(store: Store, drafter: Drafter, step: int) -> None:
+    """A checkpoint as the trainer writes it."""
+    weights = {name: t.detach().float() for name, t in drafter.state_dict().items()}
+    moments = {f"{kind}.{n}": torch.zeros_like(t) for kind in ("exp_avg", "exp_avg_sq") for n, t in weights.items()}
+    beside = store.begin(step)
+    files = write_tensors(beside, weights, moments)
+    state = {
+        "step": step,
+        "batches": step,
+        "plan": {"base": 0},
+        "data": {"sha256": ""},
+        "drafter": drafter.config.to_hf(),
+    }
+    store.publish(beside, store.complete(beside, files, state))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """target/, data/ and checkpoints/ of two untrained drafters, at steps 5 and 10."""
+    root = tmp_path_factory.mktemp("evaluate")
+    build(root / "target", Recipe(steps=3, train_prompts=4, held_out_prompts=4), threads=1)
+    hf = type("Hf", (), json.loads((root / "target" / "config.json").read_text()))()
+    config = DrafterConfig.from_target(hf, layers=1, block_size=4, mask_token_id=MASK, taps=2)
+    store = Store(root / "checkpoints", keep_last=5)
+    for step in (5, 10):
+        save(store, Drafter(config, seed=step), step)
+    store.close()
+    return root
+
+
+def test_export_then_evaluate(root: Path) -> None:
+    done = call("export", "--checkpoints", root / "checkpoints", "--out", root / "export", "--json")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert (said["step"], said["dtype"], said["export"]) == (10, "bfloat16", str(root / "export"))
+    config, state = load_drafter(root / "export")
+    trained = Drafter(config, seed=10).state_dict()
+    assert state.keys() == trained.keys()
+    assert all(torch.equal(state[name], trained[name].bfloat16()) for name in trained)
+
+    evaluate = [
+        "evaluate", "--target", root / "target", "--drafter", root / "export", "--prompts",
+        root / "data" / "heldout.jsonl", "--max-new", "6", "--limit", "2", "--json",
+    ]  # fmt: skip
+    done = call(*evaluate, "--require-lossless", "--least-tau", "3.9")
+    # An untrained drafter is slow, never wrong.
+    assert done.returncode == 1 and "below 3.9" in done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["kind"] == "evaluate" and said["lossless"] is True and said["mismatches"] == []
+    assert said["prompts"] == 2 and said["tokens"] == said["plain_forwards"] == 12
+    assert 1 <= said["tau"] <= said["block_size"] == 4 and len(said["slot_acceptance"]) == 3
+    assert said["speedup_forwards"] == pytest.approx(12 / said["speculative_forwards"])
+    assert said["speculative_seconds"] > 0 and said["plain_seconds"] > 0
+    assert "evaluate: 2/2 prompts" in done.stderr and "lossless     yes" in done.stdout
+
+
+def test_a_drafter_is_found_wherever_it_lies(root: Path) -> None:
+    folder = root / "checkpoints"
+    assert open_source(folder).step == 10
+    older = open_source(folder / "step-00000005")
+    assert older.step == 5
+    weights = Drafter(older.config, seed=5).state_dict()
+    assert all(torch.equal(older.state[name], weights[name]) for name in weights)
+    with pytest.raises(ConfigError, match="no drafter"):
+        open_source(root / "data")
+
+
+def test_export_of_an_older_checkpoint_by_name(root: Path, tmp_path: Path) -> None:
+    done = call(
+        "export", "--checkpoints", root / "checkpoints", "--checkpoint", "step-00000005", "--out", tmp_path / "out",
+        "--dtype", "float32",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "step 5" in done.stdout
+    assert load_drafter(tmp_path / "out")[1]["fc.weight"].dtype == torch.float32
+
+
+def test_damage_and_nonsense_are_told(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / "checkpoints", tmp_path / "checkpoints")
+    weights = tmp_path / "checkpoints" / "step-00000010" / "weights.safetensors"
+    raw = bytearray(weights.read_bytes())
+    raw[-1] ^= 1
+    weights.write_bytes(raw)
+    done = call("export", "--checkpoints", tmp_path / "checkpoints", "--out", tmp_path / "out")
+    assert done.returncode == 5
+    assert str(weights) in done.stderr and "step-00000005" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(CheckpointError, match="hash"):
+        open_source(tmp_path / "checkpoints" / "step-00000010")
+
+    done = call("export", "--out", tmp_path / "out")
+    assert done.returncode == 2 and "--checkpoints" in done.stderr
+    done = call(
+        "evaluate", "--target", root / "target", "--drafter", root / "target", "--prompts",
+        root / "data" / "heldout.jsonl", "--max-new", "2",
+    )  # fmt: skip
+    assert done.returncode == 2 and "not a DFlash drafter" in done.stderr
