@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from dflash_ops.view.text import duration, fixed, ktok
+from dflash_ops.view.text import fixed, ktok
 
 #: Tokens that a verification must give on held-out prompts, on average; below it something is broken.
 LEAST_TAU = 3.0
@@ -115,7 +115,13 @@ def table(outcome: Outcome) -> Table:
             ("lossless", "yes: the target's own text, token for token" if outcome.lossless else "NO"),
             ("speed-up", f"{fixed(e['speedup_forwards'], 2)}x: {fast} target forwards instead of {plain}"),
         ]
-    rows += [("export", outcome.export or "none"), ("took", duration(outcome.seconds))]
+    rows += [("export", outcome.export or "none"), ("took", minutes(outcome.seconds))]
     for name, value in rows:
         grid.add_row(name, value)
     return grid
+
+
+def minutes(seconds: float) -> str:
+    """`45 s`, `4 min 05 s`."""
+    whole = round(seconds)
+    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60:02d} s"
