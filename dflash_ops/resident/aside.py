@@ -26,6 +26,7 @@ def main(args: list[str]) -> int:
     parser.add_argument("--checkpoints", type=Path, default=None, help="the folder; default: of the job last started")
     options = parser.parse_args(args)
     layout = Layout(options.root.absolute())
+    layout.run.mkdir(parents=True, exist_ok=True)
     with run_lock(layout.lock, "aside"):
         say(aside(layout, options.reason, options.actor, options.checkpoints))
     return 0
@@ -102,8 +103,9 @@ def _new_folder(base: Path, stamp: str) -> Path:
 
 def _listing(folder: Path) -> list[dict[str, Any]]:
     files = []
-    for base, _, names in os.walk(folder):
-        for name in names:
+    for base, folders, names in os.walk(folder):
+        links = [name for name in folders if (Path(base) / name).is_symlink()]  # not walked into, but moved as well
+        for name in (*names, *links):
             path = Path(base) / name
             info = path.lstat()
             files.append({"path": str(path.relative_to(folder)), "size": info.st_size, "mtime": info.st_mtime})

@@ -202,7 +202,8 @@ def _launch(
             panes = tmux.panes(job.session)
         except TmuxSilent as error:
             raise StartError(str(error), job.session, "see whether the tmux server is stopped") from None
-        said = _handshake(server, json.dumps(order).encode() + b"\n", deadline)
+        pane = panes[0].process if panes else 0
+        said = _handshake(server, json.dumps(order).encode() + b"\n", deadline, pane)
     if said is not None and "error" not in said:
         return (panes[0] if panes else None), said
     words = said["error"] if said is not None else _last_words(layout, tmux, job, number)
@@ -211,13 +212,19 @@ def _launch(
     )
 
 
-def _handshake(server: socket.socket, order: bytes, deadline: float) -> dict[str, Any] | None:
-    """Hand over the order, wait for the answer; None: the wrapper died or said nothing in time."""
+def _handshake(server: socket.socket, order: bytes, deadline: float, wrapper: int) -> dict[str, Any] | None:
+    """Hand over the order, wait for the answer; None: the wrapper (pid) died or said nothing in time."""
     raw = bytearray()
     try:
         while True:
-            server.settimeout(max(0.1, deadline - time.monotonic()))
-            channel, _ = server.accept()
+            server.settimeout(0.2)
+            try:
+                channel, _ = server.accept()
+            except TimeoutError:
+                process = proc.stat(wrapper)
+                if process is None or process.dead or time.monotonic() > deadline:
+                    return None
+                continue
             credentials = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             if struct.unpack("3i", credentials)[1] == os.getuid():
                 break

@@ -312,11 +312,12 @@ def _become_launcher(order: Order, out_w: int, gate_r: int, gate_w: int, fail_w:
             signal.signal(number, signal.SIG_DFL)
         if os.read(gate_r, 1) == b"g":
             code = 127
+            name = order.cwd
             try:
                 os.chdir(order.cwd)
-                os.execvpe(order.argv[0], list(order.argv), order.env)
+                name = order.argv[0]
+                os.execvpe(name, list(order.argv), order.env)
             except (OSError, ValueError) as error:
-                name = getattr(error, "filename", None) or order.argv[0]
                 reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
                 if isinstance(error, OSError) and error.errno == errno.ENOEXEC:
                     reason = "no program (a script without a #! line?)"
