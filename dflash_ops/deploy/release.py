@@ -59,15 +59,14 @@ def build(folder: Path, *, prefix: str = "", source: str = "", version: str = ""
     entries: list[tuple[FileEntry, Path]] = []
     total = 0
     for path in _walk(folder):
-        entry = _entry(path, folder, prefix)
-        total += entry.size
+        total += path.lstat().st_size  # before it is read: weights would be hashed for minutes first
         if total > MAX_BYTES:
             raise ReleaseError(
                 f"the source holds more than {MAX_BYTES >> 20} MiB; a release is code, not weights or environments",
                 f"{folder} (reached at {path.relative_to(folder)})",
                 "point `source` at the code alone, and name data and weights by their path in the container",
             )
-        entries.append((entry, path))
+        entries.append((_entry(path, folder, prefix), path))
     if not entries:
         raise ReleaseError("the source of the release holds no file", str(folder), "correct `source` in the inventory")
     entries.sort(key=lambda e: e[0].path)

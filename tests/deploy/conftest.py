@@ -135,6 +135,7 @@ class Toy:
 @pytest.fixture
 def toy(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Toy]:
     monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr("dflash_ops.deploy.run.WATCH_S", 1.0)
     source = tmp_path / "src"
     source.mkdir()
     (source / "train.py").write_text(TRAINER)
