@@ -24,6 +24,14 @@ from trainer.ring import ITEM_BYTES, RingLayout
 WHOLE_SCAN_BYTES = 200 << 20
 _PART_LINES = 1000
 _TARGET_NEXT = "give the folder of a Hugging Face causal LM with safetensors weights"
+_SHAPES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
@@ -160,6 +168,8 @@ def prepare(config: RunConfig, checkpoints: Path | None, resume: str, *, in_part
     chosen = None if checkpoints is None else choose(checkpoints, resume)
     if chosen is not None:
         _same_drafter(chosen, drafter)
+    elif config.drafter.init_from is not None:
+        _same_shapes(config.drafter.init_from, drafter)
     limit = _PART_LINES if in_part and _size(config.data.path) > WHOLE_SCAN_BYTES else None
     index = scan(
         config.data.path,
@@ -221,6 +231,30 @@ def _same_drafter(chosen: Checkpoint, drafter: DrafterConfig) -> None:
             f"the checkpoint holds another drafter: {what}",
             str(chosen.path),
             "correct [drafter], or begin anew in another checkpoints folder",
+        )
+
+
+def _same_shapes(folder: str, drafter: DrafterConfig) -> None:
+    """That the weights of `init_from` will fit, by the config that lies beside them."""
+    file = Path(folder) / "config.json"
+    try:
+        other = DrafterConfig.from_hf(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"no drafter can be read there: {error}", f"drafter.init_from = {folder}", "give an exported drafter"
+        ) from error
+    differ = [
+        f"{name} is {theirs} there, {ours} here"
+        for name in _SHAPES
+        if (theirs := getattr(other, name)) != (ours := getattr(drafter, name))
+    ]
+    if len(other.target_layer_ids) != len(drafter.target_layer_ids):
+        differ.append(f"taps are {len(other.target_layer_ids)} there, {len(drafter.target_layer_ids)} here")
+    if differ:
+        raise ConfigError(
+            f"the drafter there has other shapes: {', '.join(differ)}",
+            f"drafter.init_from = {folder}",
+            "correct [drafter], or remove init_from",
         )
 
 
