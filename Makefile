@@ -2,6 +2,7 @@
 # make test    everything that CI runs
 # make golden  the trainer against reference numbers (DFLASH_GOLDEN=DIR for another folder)
 # make lint    ruff, mypy --strict, the import arrows
+# make lab     a Proxmox host with containers to play with (Linux, root); make lab-down takes it away
 # make venv    only the virtual environment
 #
 # PYTHON=python3.12     another interpreter (3.11 to 3.13)
@@ -15,7 +16,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: venv demo test golden lint clean
+.PHONY: venv demo test golden lint clean lab lab-down lab-packages
 .DEFAULT_GOAL := venv
 
 venv: $(STAMP)
@@ -27,11 +28,20 @@ $(STAMP): pyproject.toml Makefile .ci/bootstrap
 demo: venv
 	@$(BIN)/dflash-ops demo
 
-test: lint
+test: lint lab-packages
 	@$(BIN)/python -m pytest
 
 golden: venv
 	@$(BIN)/python -m pytest -m golden tests/trainer
+
+lab-packages:
+	@bash .ci/lab-packages
+
+lab: venv lab-packages
+	@cd tests && ../$(BIN)/python -m lab up
+
+lab-down: venv
+	@cd tests && ../$(BIN)/python -m lab down
 
 lint: venv
 	@$(BIN)/ruff check .
