@@ -7,8 +7,17 @@
     ├── InventoryError             exit 2   file, key, line and the fix
     ├── HostError                  exit 5   the way to the machine
     │   ├── HostUnreachable                 no connection could be made
+    │   │   ├── HostKeyUnknown              a host that known_hosts does not know: `accept_new` takes its key
+    │   │   ├── HostKeyChanged              another key than the known one: never accepted
+    │   │   └── AuthenticationFailed        no key was taken, or a key cannot be opened
     │   ├── ConnectionLost                  it was there and went away: never a result
-    │   └── DeadlineExceeded                the call did not answer in its time
+    │   ├── DeadlineExceeded                the call did not answer in its time
+    │   ├── NotRoot                         pct or sudo refuses this user
+    │   ├── NotProxmox                      there is no pct on that host
+    │   └── ContainerError                  pct says no
+    │       ├── ContainerMissing            no container of this number
+    │       ├── ContainerStopped            it does not run, or stopped while a command ran in it
+    │       └── ContainerLocked             a backup, migration or another pct holds it
     ├── CommandFailed              exit 1   a remote command ran and said no
     ├── DeployError                exit 1
     │   ├── ReleaseError                    the code to send is not fit to be sent
@@ -83,11 +92,47 @@ class HostUnreachable(HostError):
     pass
 
 
+class HostKeyUnknown(HostUnreachable):
+    pass
+
+
+class HostKeyChanged(HostUnreachable):
+    pass
+
+
+class AuthenticationFailed(HostUnreachable):
+    pass
+
+
 class ConnectionLost(HostError):
     pass
 
 
 class DeadlineExceeded(HostError):
+    pass
+
+
+class NotRoot(HostError):
+    pass
+
+
+class NotProxmox(HostError):
+    pass
+
+
+class ContainerError(HostError):
+    pass
+
+
+class ContainerMissing(ContainerError):
+    pass
+
+
+class ContainerStopped(ContainerError):
+    pass
+
+
+class ContainerLocked(ContainerError):
     pass
 
 
@@ -140,8 +185,17 @@ BY_NAME: dict[str, type[DflashError]] = {
         UsageError,
         HostError,
         HostUnreachable,
+        HostKeyUnknown,
+        HostKeyChanged,
+        AuthenticationFailed,
         ConnectionLost,
         DeadlineExceeded,
+        NotRoot,
+        NotProxmox,
+        ContainerError,
+        ContainerMissing,
+        ContainerStopped,
+        ContainerLocked,
         CommandFailed,
         DeployError,
         ReleaseError,

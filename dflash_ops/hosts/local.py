@@ -20,6 +20,8 @@ STDERR_TAIL = 8192
 class LocalHost:
     """This machine. `name` is what messages call it."""
 
+    holds_stdin = True
+
     def __init__(self, name: str = "local") -> None:
         self.name = name
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO
 
 from dflash_ops.errors import UsageError
+from dflash_ops.hosts.wrap import Held
 
 #: Read and write sizes; a pipe holds 64 KiB.
 PIECE = 65_536
@@ -52,6 +53,7 @@ class Child:
         self.stdout = bytearray()
         self.stderr = bytearray()
         self._source = _pieces(stdin)
+        self._held = isinstance(stdin, Held)
         self._unsent = memoryview(b"")
         self.process = subprocess.Popen(
             list(argv),
@@ -171,6 +173,9 @@ class Child:
         pipe = self.process.stdin
         assert pipe is not None
         self._selector.unregister(pipe)
+        if self._held:
+            self._held = False
+            return  # open until `close`: its end would tell the command that nobody listens
         pipe.close()
         self.process.stdin = None
 

@@ -1,0 +1,300 @@
+"""One ssh connection: socket, hops, host keys, keys of our own, and a watch that notices a peer that went silent.
+
+The rule here: nothing waits for ever. A peer that is gone is noticed by the kernel (unacknowledged data for 8 s), one
+that acknowledges and never answers by our own watch (12 s); both become ConnectionLost in whoever waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from dflash_ops.errors import AuthenticationFailed, DflashError, HostUnreachable
+from dflash_ops.hosts import knownhosts
+from dflash_ops.hosts.keys import VARIABLE, Keyring
+from dflash_ops.hosts.sshconfig import Hop
+
+#: Milliseconds of unacknowledged data after which the kernel gives a connection up. After a cut of 5 s the next
+#: retransmission is 6.4 s after its start, so that such a cut is survived.
+USER_TIMEOUT_MS = 8_000
+
+#: Seconds between two signs of life that we send, and between two answers that the watch asks for.
+KEEPALIVE_S = 3
+
+#: Seconds that an answer to the watch may take, where nothing else is heard either.
+SILENT_S = 12.0
+
+#: Seconds for one hop: TCP, then key exchange and authentication.
+CONNECT_S = 10.0
+HANDSHAKE_S = 15.0
+
+# paramiko writes tracebacks of lost connections to its log; without a handler Python prints them on standard error.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+
+class Connection:
+    """An authenticated connection over all hops.
+
+    Args:
+        hops: the way, the wanted machine last. keyring: keys and passphrases. until: monotonic time to be done by.
+        accept_new: take and remember a host key that is not known.
+
+    Raises:
+        HostUnreachable (HostKeyUnknown, HostKeyChanged, AuthenticationFailed): with the hop that it failed at.
+    """
+
+    def __init__(self, hops: Sequence[Hop], keyring: Keyring, *, until: float, accept_new: bool = False) -> None:
+        self.hop = hops[-1]
+        self.sessions = 0
+        #: Sessions that sshd allows here, once it has refused one.
+        self.limit: int | None = None
+        self.heard = time.monotonic()
+        self._asked: float | None = None
+        self._closing = threading.Event()
+        self._below: list[Any] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        transport: Any = None
+        try:
+            for index, hop in enumerate(hops):
+                sock = self._socket(hop, until) if index == 0 else self._through(transport, hop, until)
+                transport = _transport(sock, hop, until, accept_new)
+                self._below.append(transport)
+                _authenticate(transport, hop, keyring, until)
+        except BaseException:
+            self.close()
+            raise
+        self.transport = transport
+        self.heard = time.monotonic()
+        threading.Thread(target=self._watch, name=f"watch {self.hop.place}", daemon=True).start()
+
+    # -- alive
+
+    @property
+    def alive(self) -> bool:
+        return bool(self.transport.is_active()) and not self.silent
+
+    @property
+    def silent(self) -> bool:
+        """The peer owes an answer and nothing at all has come for too long."""
+        asked = self._asked
+        return asked is not None and time.monotonic() - max(asked, self.heard) > SILENT_S
+
+    def _watch(self) -> None:
+        """Asks for an answer again and again (sshd must give one, if only to say no)."""
+        while not self._closing.wait(KEEPALIVE_S) and self.transport.is_active():
+            self._asked = time.monotonic()
+            try:
+                self.transport.global_request("keepalive@openssh.com", wait=True)  # returns once the peer is gone
+            except (OSError, EOFError, _ssh_exception()):
+                return
+            if not self.transport.is_active():
+                return
+            self._asked = None
+            self.heard = time.monotonic()
+
+    def close(self) -> None:
+        """All hops, from the last to the first; never waits for the peer."""
+        self._closing.set()
+        for transport in reversed(self._below):
+            with contextlib.suppress(OSError, EOFError, _ssh_exception()):
+                transport.close()
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(2.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+
+    # -- the way
+
+    def _socket(self, hop: Hop, until: float) -> Any:
+        if hop.proxy_command is not None:
+            return self._command(hop)
+        return _tcp(hop, until)
+
+    def _command(self, hop: Hop) -> socket.socket:
+        """Both ends of ProxyCommand's standard input and output as one socket."""
+        ours, theirs = socket.socketpair()
+        env = {k: v for k, v in os.environ.items() if k != VARIABLE}
+        try:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", f"exec {hop.proxy_command}"], stdin=theirs.fileno(), stdout=theirs.fileno(), env=env
+            )
+        finally:
+            theirs.close()
+        return ours
+
+    def _through(self, transport: Any, hop: Hop, until: float) -> Any:
+        """A channel of the hop before, to the next one."""
+        try:
+            return transport.open_channel(
+                "direct-tcpip", (hop.address, hop.port), ("127.0.0.1", 0), timeout=_left(until, CONNECT_S)
+            )
+        except (_ssh_exception(), EOFError, OSError) as error:
+            raise HostUnreachable(
+                f"the jump host cannot reach {hop.address} port {hop.port}: {error}",
+                f"jump over {transport.getpeername()[0] if hasattr(transport, 'getpeername') else 'the host before'}",
+                "try it there by hand: ssh from that host to the next",
+            ) from None
+
+
+def _left(until: float, most: float) -> float:
+    return max(0.1, min(most, until - time.monotonic()))
+
+
+def _tcp(hop: Hop, until: float) -> socket.socket:
+    """A TCP connection: the first address that answers."""
+    try:
+        found = socket.getaddrinfo(hop.address, hop.port, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError) as error:
+        said = error.strerror if isinstance(error, socket.gaierror) else "no name of a host"
+        raise HostUnreachable(
+            f"the name {hop.address} cannot be resolved: {said}", hop.place, "correct `address`, or look at your DNS"
+        ) from None
+    last: OSError = OSError(errno.EHOSTUNREACH, "no address")
+    end = min(until, time.monotonic() + CONNECT_S)
+    for family, kind, protocol, _, address in found:
+        sock = socket.socket(family, kind, protocol)
+        try:
+            # set before connecting: it bounds the connecting as well
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in (
+                ("TCP_USER_TIMEOUT", USER_TIMEOUT_MS),
+                ("TCP_KEEPIDLE", KEEPALIVE_S),
+                ("TCP_KEEPINTVL", KEEPALIVE_S),
+                ("TCP_KEEPCNT", 3),
+            ):
+                if hasattr(socket, name):  # macOS has other names for some
+                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            sock.settimeout(max(0.1, end - time.monotonic()))
+            sock.connect(address)
+            return sock
+        except OSError as error:
+            last = error
+            sock.close()
+    timeout = isinstance(last, TimeoutError) or last.errno == errno.ETIMEDOUT
+    reason = "no answer" if timeout else (last.strerror or str(last))
+    raise HostUnreachable(
+        f"cannot connect to {hop.address} port {hop.port}: {reason}",
+        hop.place,
+        "is sshd running there, and is `port` right?"
+        if last.errno == errno.ECONNREFUSED
+        else "is the machine up, is the network (VPN) up, and are `address` and `port` right?",
+    )
+
+
+def _transport(sock: Any, hop: Hop, until: float, accept_new: bool) -> Any:
+    """Key exchange, and the judgement of the host's key."""
+    from paramiko import Transport
+
+    known = knownhosts.look_up(hop.key_name, hop.known_hosts)
+    transport: Any = None
+    try:
+        transport = Transport(sock)
+        transport.banner_timeout = transport.handshake_timeout = _left(until, HANDSHAKE_S)
+        transport.auth_timeout = _left(until, HANDSHAKE_S)
+        _prefer(transport, [k.kind for k in known if not k.revoked])
+        transport.start_client(timeout=_left(until, HANDSHAKE_S))
+        transport.set_keepalive(KEEPALIVE_S)
+        key = transport.get_remote_server_key()
+    except (_ssh_exception(), EOFError, OSError) as error:
+        if transport is not None:
+            transport.close()
+        else:
+            sock.close()
+        raise HostUnreachable(
+            f"no ssh connection to {hop.address} port {hop.port}: {_said(error)}",
+            hop.place,
+            f"try it by hand: ssh -v -p {hop.port} {hop.user}@{hop.address} true",
+        ) from None
+    kind, blob = str(key.get_name()), bytes(key.asbytes())
+    try:
+        if not knownhosts.judge(hop.key_name, kind, blob, known, place=hop.place, accept_new=accept_new):
+            knownhosts.remember(hop.key_name, kind, blob, hop.known_hosts[0])
+    except DflashError:
+        transport.close()
+        raise
+    return transport
+
+
+def _prefer(transport: Any, kinds: Sequence[str]) -> None:
+    """Ask for the kinds of host key that are known first: another one would look like an unknown host."""
+    wanted: list[str] = []
+    for kind in kinds:
+        wanted += ["rsa-sha2-512", "rsa-sha2-256"] if kind == "ssh-rsa" else [kind]
+    options = transport.get_security_options()
+    offered = list(options.key_types)
+    first = [k for k in dict.fromkeys(wanted) if k in offered]
+    options.key_types = [*first, *(k for k in offered if k not in first)]
+
+
+def _authenticate(transport: Any, hop: Hop, keyring: Keyring, until: float) -> None:
+    """Offer keys until one is taken.
+
+    Raises:
+        AuthenticationFailed: with the names of the keys that were offered.
+    """
+    from paramiko.ssh_exception import AuthenticationException, BadAuthenticationType, SSHException
+
+    tried: list[str] = []
+    next_step = (
+        f"add your public key to ~/.ssh/authorized_keys of {hop.user} there, name another key (identity), or load it "
+        "into your agent"
+    )
+    why = ""
+    for one in keyring.keys(hop):
+        transport.auth_timeout = _left(until, HANDSHAKE_S)
+        tried.append(one.name)
+        try:
+            more = transport.auth_publickey(hop.user, one.key)
+        except BadAuthenticationType as error:
+            why = f"it takes no keys, only: {', '.join(error.allowed_types)}"
+            break
+        except AuthenticationException as error:
+            if not transport.is_active():
+                why = "it closed the connection after these"
+                break
+            if "timeout" in str(error).lower():
+                why = "it did not answer"
+                break
+            continue
+        except (SSHException, EOFError, OSError, ValueError) as error:
+            if not transport.is_active():
+                why = "it closed the connection after these"
+                break
+            keyring.faults.append(f"{one.name} cannot sign: {_said(error)}")
+            continue
+        if not more:
+            return
+        why = f"a key is not enough there, it also wants: {', '.join(more)}"
+        next_step = "allow keys alone for this user in that sshd's AuthenticationMethods"
+        break
+    said = f"{hop.user} is not let in; keys tried: {', '.join(tried) or 'none, there is none'}"
+    raise AuthenticationFailed(
+        "; ".join([said, *([why] if why else []), *keyring.faults]),
+        hop.place,
+        next_step,
+    )
+
+
+def _said(error: BaseException) -> str:
+    """What went wrong, in words; paramiko's EOFError has none."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return str(error) or "the other side closed the connection"
+
+
+def _ssh_exception() -> type[Exception]:
+    from paramiko.ssh_exception import SSHException
+
+    kind: type[Exception] = SSHException
+    return kind

@@ -1,0 +1,308 @@
+"""`SshHost`: a machine behind ssh, on paramiko. Connections are opened at the first call and used again by all threads.
+
+The rule here: the connection's end is an error of its own (ConnectionLost), the deadline's end another, and neither is
+ever an exit code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dflash_ops.errors import ConnectionLost, HostError, NotRoot
+from dflash_ops.hosts.base import Completed
+from dflash_ops.hosts.failed import command_failed, fetch_tail, too_late
+from dflash_ops.hosts.wrap import ARGV_BYTES, KILL_S, Held, Marks, check, feed, for_terminal, quote, wrap
+
+#: Seconds that making a connection may take within a call, and at most.
+CONNECT_S = 30.0
+
+#: Connections to one machine at most: sshd allows some sessions on each (MaxSessions, 10 by default).
+CONNECTIONS = 3
+
+#: Bytes of standard error that a failed stream repeats.
+STDERR_TAIL = 8192
+
+#: Commands with a longer deadline end as soon as nobody listens any more.
+LIFELINE_S = 30.0
+
+
+class SshHost:
+    """A machine behind ssh.
+
+    Args:
+        name: what messages call it.
+        address: name or address, also looked up in the ssh config as `Host`.
+        user, port, identity, jump, known_hosts: over what the ssh config says; None or empty: as it says.
+        sudo: run everything through `sudo -n`.
+        accept_new: take and remember host keys that are not known yet. A changed key is refused all the same.
+        config: the ssh config to read; None: ~/.ssh/config.
+    """
+
+    holds_stdin = True
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        *,
+        user: str | None = None,
+        port: int | None = None,
+        identity: str | None = None,
+        jump: Sequence[str] = (),
+        known_hosts: str | None = None,
+        sudo: bool = False,
+        accept_new: bool = False,
+        config: Path | None = None,
+    ) -> None:
+        self.name = name
+        self.address = address
+        self.sudo = sudo
+        self.accept_new = accept_new
+        self._said = {
+            "user": user,
+            "port": port,
+            "identity": identity,
+            "jump": tuple(jump),
+            "known_hosts": known_hosts,
+        }
+        self._config = config
+        self._pool: Any = None
+        self._lock = threading.Lock()
+
+    @property
+    def _where(self) -> str:
+        return f"host {self.name}"
+
+    # -- commands
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        deadline: float,
+        stdin: bytes | Iterable[bytes] | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> Completed:
+        """Run `argv` there (see `Host.run`); `env` is added to what sshd gives a session.
+
+        Raises:
+            HostUnreachable, ConnectionLost, DeadlineExceeded, NotRoot (sudo).
+        """
+        until = time.monotonic() + deadline
+        lifeline = stdin is None and deadline > LIFELINE_S
+        words, marks, data = self._words(argv, stdin, limit=deadline, env=env, cwd=cwd, lifeline=lifeline)
+        with self._session(words, data, until, argv, deadline) as call:
+            while call.turn(until):
+                if time.monotonic() >= until:
+                    raise too_late(self._where, argv, deadline)
+            rc, stderr = call.rc, bytes(call.stderr)
+        if marks is not None:
+            begun, told, stderr = marks.read(stderr)
+            if told is None:
+                self._not_begun(begun, rc, stderr)
+            elif rc == 124 and told in (143, 137):
+                raise too_late(self._where, argv, deadline)
+            rc = told if told is not None else rc
+        self._check_sudo(rc, stderr)
+        return Completed(tuple(argv), rc, bytes(call.stdout), stderr)
+
+    def stream(self, argv: Sequence[str], *, idle: float, stdin: bytes | None = None) -> Iterator[bytes]:
+        """Lines of standard output as they come (see `Host.stream`).
+
+        Raises:
+            CommandFailed: it ended with another code than 0. Else as `run`.
+        """
+        lifeline = stdin is None
+        words, marks, data = self._words(argv, stdin, limit=0, lifeline=lifeline)
+        until = time.monotonic() + idle
+        with self._session(words, data, until, argv, idle) as call:
+            more = True
+            while more:
+                more = call.turn(until)
+                *lines, rest = call.stdout.split(b"\n")
+                if lines:
+                    del call.stdout[: len(call.stdout) - len(rest)]
+                    yield from map(bytes, lines)
+                    until = time.monotonic() + idle  # what the reader took its time over is not the command's silence
+                elif more and time.monotonic() >= until:
+                    raise too_late(self._where, argv, idle, line=True)
+                del call.stderr[:-STDERR_TAIL]
+            if call.stdout:
+                yield bytes(call.stdout)
+            rc, stderr = call.rc, bytes(call.stderr)
+        if rc != 0:
+            if marks is not None:
+                begun, told, clean = marks.read(stderr)
+                rc, stderr = (told if told is not None else rc), (clean if begun else stderr)
+            self._check_sudo(rc, stderr)
+            raise command_failed(self._where, argv, rc, stderr)
+
+    def fetch(self, path: str, *, deadline: float, limit: int) -> bytes:
+        """The last `limit` bytes of a file there.
+
+        Raises:
+            CommandFailed: it is not there or cannot be read. Else as `run`.
+        """
+        return fetch_tail(self, self._where, path, deadline=deadline, limit=limit)
+
+    def terminal(self, argv: Sequence[str]) -> int:
+        """Hand this terminal over to `argv` there (a real terminal with this one's size); its exit code.
+
+        Raises:
+            HostUnreachable, ConnectionLost.
+        """
+        from dflash_ops.hosts.terminal import interact
+
+        words = [*self._sudo, *for_terminal(argv)]
+        until = time.monotonic() + CONNECT_S
+        with self._channel(until, argv, CONNECT_S) as (connection, channel), self._told():
+            return interact(connection, channel, _line(words))
+
+    def close(self) -> None:
+        """Give all connections back; the next call opens one anew."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    # -- what is sent
+
+    @property
+    def _sudo(self) -> tuple[str, ...]:
+        return ("sudo", "-n", "--") if self.sudo else ()
+
+    def _words(
+        self,
+        argv: Sequence[str],
+        stdin: bytes | Iterable[bytes] | None,
+        *,
+        limit: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        lifeline: bool = False,
+    ) -> tuple[list[str], Marks | None, bytes | Iterable[bytes] | None]:
+        """The command as words, the marks to look for (None: it runs without wrapper), and its input."""
+        check(argv, env, cwd)
+        held = isinstance(stdin, Held)
+        if not env and cwd is None and not lifeline and (held or limit) and _short(argv):
+            # the shell there is byte-clean, and sshd tells the exit code: timeout alone is enough
+            bound = ["timeout", "-k", str(KILL_S), f"{limit + KILL_S:g}"] if limit else []
+            return [*self._sudo, *bound, *argv], None, stdin
+        wrapped = wrap(
+            argv, limit=limit + KILL_S if limit else 0, env=env, cwd=cwd, lifeline=lifeline, empty=stdin is None
+        )
+        data = feed(wrapped.lead, stdin)
+        if lifeline or held:
+            assert isinstance(data, bytes)
+            data = Held(data)
+        return [*self._sudo, *wrapped.argv], wrapped.marks, data
+
+    def _not_begun(self, begun: bool, rc: int, stderr: bytes) -> None:
+        """The wrapper did not tell the end."""
+        self._check_sudo(rc, stderr)
+        if begun:
+            raise ConnectionLost(
+                f"the command's wrapper ended with {rc} before the command did",
+                self._where,
+                "the kernel's log there may say more (OOM); look before you repeat",
+            )
+        said = stderr.decode("utf-8", "replace").strip()[:300]
+        raise HostError(
+            f"no command can be run there: exit code {rc}" + (f": {said}" if said else ""),
+            self._where,
+            "a POSIX sh and timeout(1) of coreutils are needed there",
+        )
+
+    def _check_sudo(self, rc: int, stderr: bytes) -> None:
+        if self.sudo and rc in (1, 127) and stderr.startswith((b"sudo: ", b"sh: 1: sudo:")):
+            said = stderr.decode("utf-8", "replace").splitlines()[0]
+            raise NotRoot(
+                f"sudo refuses: {said}", self._where, "allow it in sudoers without a password, or connect as root"
+            )
+
+    # -- connections
+
+    @contextlib.contextmanager
+    def _session(
+        self,
+        words: Sequence[str],
+        stdin: bytes | Iterable[bytes] | None,
+        until: float,
+        argv: Sequence[str],
+        seconds: float,
+    ) -> Iterator[Any]:
+        """A call that runs; closed at the end."""
+        from dflash_ops.hosts.channel import Call
+
+        with self._channel(until, argv, seconds) as (connection, channel), self._told():
+            _exec(channel, words)
+            call = Call(connection, channel, stdin)
+            try:
+                yield call
+            finally:
+                call.close()
+
+    @contextlib.contextmanager
+    def _channel(self, until: float, argv: Sequence[str], seconds: float) -> Iterator[tuple[Any, Any]]:
+        pool = self._open_pool()
+        connection, channel = pool.take(until, lambda: too_late(self._where, argv, seconds))
+        try:
+            yield connection, channel
+        finally:
+            with contextlib.suppress(OSError, EOFError):
+                channel.close()
+            pool.give_back(connection)
+
+    def _open_pool(self) -> Any:
+        from dflash_ops.hosts.pool import Pool
+        from dflash_ops.hosts.sshconfig import SshConfig
+
+        with self._lock:
+            if self._pool is None:
+                hops = SshConfig(self._config).way(self.address, **self._said)  # type: ignore[arg-type]
+                self._pool = Pool(hops, self.name, accept_new=self.accept_new)
+            return self._pool
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Errors of the connection, with this host's name."""
+        try:
+            yield
+        except HostError as error:
+            if not error.where:
+                error.where = self._where
+            raise
+
+
+def _exec(channel: Any, words: Sequence[str]) -> None:
+    from paramiko.ssh_exception import SSHException
+
+    try:
+        channel.exec_command(_line(words))
+    except (SSHException, EOFError, OSError) as error:
+        raise ConnectionLost(
+            f"the command could not be started: {error or 'the connection was cut'}", "", "say it again"
+        ) from None
+
+
+def _line(words: Sequence[str]) -> bytes:
+    """One command line for the login shell there, whichever it is: each word in single quotes where it needs any."""
+    return b"exec " + b" ".join(_word(w) for w in words)
+
+
+def _word(word: str) -> bytes:
+    if word and all(c.isascii() and (c.isalnum() or c in "_@%+:,./-") for c in word):
+        return word.encode()
+    return quote(word)
+
+
+def _short(argv: Sequence[str]) -> bool:
+    """Whether the words fit into a command line. Not every login shell takes newlines in quotes."""
+    text = [w.encode("utf-8", "surrogateescape") for w in argv]
+    return sum(len(w) + 3 for w in text) <= ARGV_BYTES and not any(b"\n" in w for w in text)
