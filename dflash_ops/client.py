@@ -26,14 +26,19 @@ STOP_MORE_S = 120.0
 
 #: One exec for a status. The loop's snapshot.json is believed under the conditions of docs/resident.md (younger than
 #: 3 s, its writer lives, no attempt began or ended since); else the resident looks anew. `$1` root, `$2` python: paths
-#: are never part of the shell's text. The first line says that machine's clock and who answered.
+#: are never part of the shell's text. The first line says that machine's clock and who answered. One process more than
+#: the shell, since a status is to take as long as a bare `capture-pane`: `/proc/self/` is as old as the process that asks
+#: for it, so that one stat gives the clock and the file's time.
 LOOK = r"""
-n=$(date +%s); r="$1/run"; s="$r/snapshot.json"; z="$1/resident/current.pyz";
-m=$(stat -c %Y -- "$s" 2>/dev/null) && a=$((n-m)) && [ $a -le 2 ] && [ $a -ge -2 ]
-&& p=$(sed -n 's/.*"pid": *\([0-9][0-9]*\).*/\1/p' "$r/resident.json" 2>/dev/null) && [ -d "/proc/${p:-none}" ]
+r="$1/run"; s="$r/snapshot.json"; z="$1/resident/current.pyz"; q= t= l=0;
+n=$(stat -c %Y -- /proc/self/ "$s" 2>/dev/null); m=${n#*[!0-9]}; n=${n%%[!0-9]*}; [ -n "$n" ] || n=$(date +%s);
+[ "$m" != "$n" ] || [ -f "$s" ] && a=$((n-m)) && [ $a -le 2 ] && [ $a -ge -2 ]
+&& { read -r q < "$r/resident.json" || [ -n "$q" ]; } 2>/dev/null
+&& q=${q#*\"pid\":} && q=${q# } && p=${q%%[!0-9]*} && [ -d "/proc/${p:-none}" ]
 && [ ! "$r/attempts" -nt "$s" ]
-&& l=$(ls "$r/attempts" 2>/dev/null | sort -n | tail -n 1) && [ ! "$r/attempts/$l/exit.json" -nt "$s" ]
-&& t=$(cat -- "$s" 2>/dev/null) && { printf '%s file\n%s\n' "$n" "$t"; exit 0; };
+&& { for a in "$r"/attempts/*; do a=${a##*/};
+case $a in *[!0-9]*) ;; *) [ "$a" -le "$l" ] || l=$a;; esac; done; [ ! "$r/attempts/$l/exit.json" -nt "$s" ]; }
+&& { read -r t < "$s" || [ -n "$t" ]; } 2>/dev/null && { printf '%s file\n%s\n' "$n" "$t"; exit 0; };
 [ -f "$z" ] || { printf '%s never\n' "$n"; exit 0; };
 printf '%s asked\n' "$n"; exec "$2" -I -S "$z" snapshot --root "$1"
 """.replace("\n", " ").strip()
