@@ -19,9 +19,6 @@ from dflash_ops.hosts.wrap import Held
 #: Bytes written at once; one huge write is quadratic in paramiko (50 MB: 15 s), and sshd takes packets of 32 KiB.
 PIECE = 32_768
 
-#: Bytes of output that the other side may send ahead of us.
-WINDOW = 4 << 20
-
 #: Seconds to wait for the end of the streams once the command itself has ended: a daemon may hold them for ever.
 ORPHAN_S = 0.5
 
@@ -49,7 +46,9 @@ class _Bell:
 class Call:
     """A running command. `stdout` and `stderr` are what came and was not yet taken."""
 
-    def __init__(self, connection: Connection, channel: Any, stdin: bytes | Iterable[bytes] | None) -> None:
+    def __init__(
+        self, connection: Connection, channel: Any, command: bytes, stdin: bytes | Iterable[bytes] | None
+    ) -> None:
         self.stdout = bytearray()
         self.stderr = bytearray()
         self._connection = connection
@@ -63,6 +62,7 @@ class Call:
         channel.settimeout(0.0)
         channel.in_buffer.set_event(self._bell)
         channel.in_stderr_buffer.set_event(self._bell)
+        _start(channel, command)
 
     def turn(self, until: float) -> bool:
         """Move what can be moved, waiting no longer than the monotonic time `until`; False once all is over.
@@ -86,7 +86,7 @@ class Call:
             if self._over():
                 return False
             raise _lost("the connection was cut")
-        if self._channel.closed and not self._channel.exit_status_ready():
+        if self._channel.closed and self._channel.exit_status == -1:
             raise _lost("the other side ended the session without an exit code")
         self._wait(until)
         return True
@@ -158,6 +158,26 @@ class Call:
         close = getattr(self._source, "close", None)
         if close is not None:
             close()
+
+
+def _start(channel: Any, command: bytes) -> None:
+    """Ask for `command` and do not wait for the answer: that is one round trip less, and nothing that could block for
+    ever as paramiko's own exec_command does. A server that says no closes the channel, which ends without exit code.
+    """
+    from paramiko import Message
+    from paramiko.common import cMSG_CHANNEL_REQUEST
+    from paramiko.ssh_exception import SSHException
+
+    message = Message()
+    message.add_byte(cMSG_CHANNEL_REQUEST)
+    message.add_int(channel.remote_chanid)
+    message.add_string("exec")
+    message.add_boolean(True)
+    message.add_string(command)
+    try:
+        channel.transport._send_user_message(message)
+    except (SSHException, EOFError, OSError) as error:
+        raise _lost(f"the command could not be started: {error or 'the connection was cut'}") from None
 
 
 def _lost(what: str) -> ConnectionLost:

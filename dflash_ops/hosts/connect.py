@@ -32,9 +32,8 @@ KEEPALIVE_S = 3
 #: Seconds that an answer to the watch may take, where nothing else is heard either.
 SILENT_S = 12.0
 
-#: Seconds for one hop: TCP, then key exchange and authentication.
-CONNECT_S = 10.0
-HANDSHAKE_S = 15.0
+#: Seconds for one hop: TCP, key exchange and authentication together.
+HOP_S = 12.0
 
 # paramiko writes tracebacks of lost connections to its log; without a handler Python prints them on standard error.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -58,22 +57,26 @@ class Connection:
         self.limit: int | None = None
         self.heard = time.monotonic()
         self._asked: float | None = None
+        #: It was closed because nobody answered.
+        self.gone = False
         self._closing = threading.Event()
         self._below: list[Any] = []
         self._process: subprocess.Popen[bytes] | None = None
         transport: Any = None
         try:
             for index, hop in enumerate(hops):
-                sock = self._socket(hop, until) if index == 0 else self._through(transport, hop, until)
-                transport = _transport(sock, hop, until, accept_new)
+                by = min(until, time.monotonic() + HOP_S)
+                sock = self._socket(hop, by) if index == 0 else self._through(transport, hop, by)
+                transport = _transport(sock, hop, by, accept_new)
                 self._below.append(transport)
-                _authenticate(transport, hop, keyring, until)
+                _authenticate(transport, hop, keyring, by)
         except BaseException:
             self.close()
             raise
         self.transport = transport
         self.heard = time.monotonic()
-        threading.Thread(target=self._watch, name=f"watch {self.hop.place}", daemon=True).start()
+        for work in (self._ask, self._judge):
+            threading.Thread(target=work, name=f"{work.__name__} {self.hop.place}", daemon=True).start()
 
     # -- alive
 
@@ -87,7 +90,7 @@ class Connection:
         asked = self._asked
         return asked is not None and time.monotonic() - max(asked, self.heard) > SILENT_S
 
-    def _watch(self) -> None:
+    def _ask(self) -> None:
         """Asks for an answer again and again (sshd must give one, if only to say no)."""
         while not self._closing.wait(KEEPALIVE_S) and self.transport.is_active():
             self._asked = time.monotonic()
@@ -99,6 +102,13 @@ class Connection:
                 return
             self._asked = None
             self.heard = time.monotonic()
+
+    def _judge(self) -> None:
+        """Closes a silent connection: calls of paramiko that would wait for ever come back then."""
+        while not self._closing.wait(1.0) and self.transport.is_active():
+            if self.silent:
+                self.gone = True
+                self.transport.close()
 
     def close(self) -> None:
         """All hops, from the last to the first; never waits for the peer."""
@@ -136,7 +146,7 @@ class Connection:
         """A channel of the hop before, to the next one."""
         try:
             return transport.open_channel(
-                "direct-tcpip", (hop.address, hop.port), ("127.0.0.1", 0), timeout=_left(until, CONNECT_S)
+                "direct-tcpip", (hop.address, hop.port), ("127.0.0.1", 0), timeout=_left(until)
             )
         except (_ssh_exception(), EOFError, OSError) as error:
             raise HostUnreachable(
@@ -146,8 +156,8 @@ class Connection:
             ) from None
 
 
-def _left(until: float, most: float) -> float:
-    return max(0.1, min(most, until - time.monotonic()))
+def _left(until: float) -> float:
+    return max(0.1, until - time.monotonic())
 
 
 def _tcp(hop: Hop, until: float) -> socket.socket:
@@ -160,7 +170,6 @@ def _tcp(hop: Hop, until: float) -> socket.socket:
             f"the name {hop.address} cannot be resolved: {said}", hop.place, "correct `address`, or look at your DNS"
         ) from None
     last: OSError = OSError(errno.EHOSTUNREACH, "no address")
-    end = min(until, time.monotonic() + CONNECT_S)
     for family, kind, protocol, _, address in found:
         sock = socket.socket(family, kind, protocol)
         try:
@@ -175,7 +184,7 @@ def _tcp(hop: Hop, until: float) -> socket.socket:
             ):
                 if hasattr(socket, name):  # macOS has other names for some
                     sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-            sock.settimeout(max(0.1, end - time.monotonic()))
+            sock.settimeout(_left(until))
             sock.connect(address)
             return sock
         except OSError as error:
@@ -200,10 +209,9 @@ def _transport(sock: Any, hop: Hop, until: float, accept_new: bool) -> Any:
     transport: Any = None
     try:
         transport = Transport(sock)
-        transport.banner_timeout = transport.handshake_timeout = _left(until, HANDSHAKE_S)
-        transport.auth_timeout = _left(until, HANDSHAKE_S)
+        transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = _left(until)
         _prefer(transport, [k.kind for k in known if not k.revoked])
-        transport.start_client(timeout=_left(until, HANDSHAKE_S))
+        transport.start_client(timeout=_left(until))
         transport.set_keepalive(KEEPALIVE_S)
         key = transport.get_remote_server_key()
     except (_ssh_exception(), EOFError, OSError) as error:
@@ -212,7 +220,8 @@ def _transport(sock: Any, hop: Hop, until: float, accept_new: bool) -> Any:
         else:
             sock.close()
         raise HostUnreachable(
-            f"no ssh connection to {hop.address} port {hop.port}: {_said(error)}",
+            f"no ssh connection to {hop.address} port {hop.port}: "
+            + ("no answer in time" if time.monotonic() >= until - 0.5 else _said(error)),
             hop.place,
             f"try it by hand: ssh -v -p {hop.port} {hop.user}@{hop.address} true",
         ) from None
@@ -246,13 +255,14 @@ def _authenticate(transport: Any, hop: Hop, keyring: Keyring, until: float) -> N
     from paramiko.ssh_exception import AuthenticationException, BadAuthenticationType, SSHException
 
     tried: list[str] = []
+    faults: list[str] = []
     next_step = (
         f"add your public key to ~/.ssh/authorized_keys of {hop.user} there, name another key (identity), or load it "
         "into your agent"
     )
     why = ""
-    for one in keyring.keys(hop):
-        transport.auth_timeout = _left(until, HANDSHAKE_S)
+    for one in keyring.keys(hop, faults):
+        transport.auth_timeout = _left(until)
         tried.append(one.name)
         try:
             more = transport.auth_publickey(hop.user, one.key)
@@ -271,7 +281,7 @@ def _authenticate(transport: Any, hop: Hop, keyring: Keyring, until: float) -> N
             if not transport.is_active():
                 why = "it closed the connection after these"
                 break
-            keyring.faults.append(f"{one.name} cannot sign: {_said(error)}")
+            faults.append(f"{one.name} cannot sign: {_said(error)}")
             continue
         if not more:
             return
@@ -280,7 +290,7 @@ def _authenticate(transport: Any, hop: Hop, keyring: Keyring, until: float) -> N
         break
     said = f"{hop.user} is not let in; keys tried: {', '.join(tried) or 'none, there is none'}"
     raise AuthenticationFailed(
-        "; ".join([said, *([why] if why else []), *keyring.faults]),
+        "; ".join([said, *([why] if why else []), *faults]),
         hop.place,
         next_step,
     )

@@ -41,15 +41,16 @@ class Keyring:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._opened: dict[Path, Any] = {}
-        self.faults: list[str] = []
 
-    def keys(self, hop: Hop) -> Iterator[Key]:
+    def keys(self, hop: Hop, faults: list[str]) -> Iterator[Key]:
         """Named key files that the agent holds, other keys of the agent, then key files.
+
+        Args:
+            faults: what is wrong with files that were left out is added to it.
 
         Raises:
             AuthenticationFailed: a passphrase is needed and cannot be had, or is wrong.
         """
-        self.faults = []
         agent = list(_agent_keys(hop.agent))
         named = [_public(path) for path in hop.keys[: hop.given]]
         held = {bytes(a.key.asbytes()) for a in agent}
@@ -61,11 +62,11 @@ class Keyring:
             public = _public(path)
             if public is not None and public in held:
                 continue  # the agent has it: tried already, and no passphrase is needed
-            key = self._open(path)
+            key = self._open(path, faults)
             if key is not None:
                 yield Key(key, str(path))
 
-    def _open(self, path: Path) -> Any:
+    def _open(self, path: Path, faults: list[str]) -> Any:
         """The key of a file; None (and a fault noted) where there is none to be had."""
         from paramiko import PKey
         from paramiko.ssh_exception import PasswordRequiredException, SSHException
@@ -78,13 +79,13 @@ class Keyring:
             except PasswordRequiredException:
                 key = self._unlock(path)
             except FileNotFoundError:
-                self.faults.append(f"{path} is not there")
+                faults.append(f"{path} is not there")
                 return None
             except (OSError, ValueError, TypeError, SSHException) as error:
                 if _encrypted(path):
                     key = self._unlock(path)
                 else:
-                    self.faults.append(f"{path} cannot be used: {type(error).__name__}: {error}")
+                    faults.append(f"{path} cannot be used: {type(error).__name__}: {error}")
                     return None
             self._opened[path] = key
             return key
@@ -108,6 +109,10 @@ class Keyring:
             str(path),
             f"add it to your agent (ssh-add {path}), run this in a terminal, or set {VARIABLE} or SSH_ASKPASS",
         )
+
+
+#: One for all hosts of this process: a passphrase is asked for once.
+SHARED = Keyring()
 
 
 def _passphrases(path: Path) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,9 @@ The rule here: one call is one exec. Only when its end cannot be explained is `p
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from dflash_ops.errors import (
     CommandFailed,
@@ -20,18 +22,18 @@ from dflash_ops.hosts.base import Completed, Host
 from dflash_ops.hosts.failed import command_failed, fetch_tail, too_late
 from dflash_ops.hosts.wrap import Held, Marks, feed, for_terminal, wrap
 
-#: Silences perl's words about locales, and keeps pct from spoiling what is not ASCII.
-LOCALE = "LC_ALL=C.UTF-8"
-
-#: What a command in the container starts with, instead of the Proxmox host's own environment: pct hands that on.
+#: What pct and the command get instead of the Proxmox host's own environment, which pct hands on as it is. LC_ALL
+#: silences perl's words about locales, and keeps pct from spoiling what is not ASCII. PATH is set once more behind pct,
+#: which has its own.
+PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CLEAN = (
-    "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    PATH,
     "HOME=/root",
     "USER=root",
     "LOGNAME=root",
     "SHELL=/bin/sh",
     "LANG=C.UTF-8",
-    LOCALE,
+    "LC_ALL=C.UTF-8",
 )
 
 #: Seconds that the way (ssh, pct, lxc-attach) gets beyond the command's own deadline before it is given up itself.
@@ -40,7 +42,9 @@ WAY_S = 1.0
 #: Commands with a longer deadline end as soon as nobody listens any more.
 LIFELINE_S = 30.0
 
+#: Seconds for `pct status`, and until it is asked again where a kill has just been seen.
 STATUS_S = 15.0
+SETTLE_S = 1.0
 
 
 class LxcHost:
@@ -59,11 +63,17 @@ class LxcHost:
     def _holds(self) -> bool:
         return bool(getattr(self.via, "holds_stdin", False))
 
-    def _pct(self, *words: str) -> tuple[str, ...]:
-        return ("env", LOCALE, "pct", *words)
+    @property
+    def _run(self) -> Callable[..., Completed]:
+        """The way to run pct: its wrapper is ours, so that one of `via` would be one too many."""
+        run: Callable[..., Completed] = getattr(self.via, "run_bare", self.via.run)
+        return run
 
-    def _exec(self, words: Sequence[str], *extra: str) -> tuple[str, ...]:
-        return self._pct("exec", str(self.container), "--", "env", "-i", *CLEAN, *extra, *words)
+    def _pct(self, *words: str) -> tuple[str, ...]:
+        return ("env", "-i", *CLEAN, "pct", *words)
+
+    def _exec(self, words: Sequence[str]) -> tuple[str, ...]:
+        return self._pct("exec", str(self.container), "--", *words)
 
     # -- one command
 
@@ -90,7 +100,7 @@ class LxcHost:
             data = Held(data)
         sent = data if data or stdin is not None or lifeline else None
         try:
-            done = self.via.run(self._exec(wrapped.argv), deadline=deadline + WAY_S, stdin=sent)
+            done = self._run(self._exec(wrapped.argv), deadline=deadline + WAY_S, stdin=sent)
         except DeadlineExceeded:
             raise too_late(self._where, argv, deadline) from None
         except HostError as error:
@@ -100,7 +110,7 @@ class LxcHost:
             if begun and done.rc == 124:
                 raise too_late(self._where, argv, deadline)
             raise self._unexplained(begun, done.rc, stderr)
-        if done.rc == 124 and rc in (143, 137):  # timeout's own code: it ended the command
+        if done.rc == 124 and rc != 124:  # timeout's own code: it ended the command
             raise too_late(self._where, argv, deadline)
         return Completed(tuple(argv), rc, done.stdout, stderr)
 
@@ -112,6 +122,9 @@ class LxcHost:
                 error.where = self._where
             return error
         status = self._status()
+        if rc == 137 and status == "running":
+            time.sleep(SETTLE_S)  # killed, and pct may not know yet that all of the container was
+            status = self._status()
         if status is not None and status != "running":
             what = "the container was stopped while the command ran" if begun else "the container does not run"
             return ContainerStopped(what, self._where, f"start it there: pct start {self.container}")
@@ -126,7 +139,7 @@ class LxcHost:
 
     def _status(self) -> str | None:
         try:
-            done = self.via.run(self._pct("status", str(self.container)), deadline=STATUS_S)
+            done = self._run(self._pct("status", str(self.container)), deadline=STATUS_S)
         except HostError:
             return None  # the first error is the one to tell
         return pct.status_of(done.text)
@@ -163,11 +176,7 @@ class LxcHost:
                 lines.close()  # type: ignore[attr-defined]
 
     def _stream_error(self, error: CommandFailed, marks: Marks, argv: Sequence[str]) -> CommandFailed | HostError:
-        # Only the end of standard error is kept: with the end mark in sight the command did begin.
-        text = error.stderr if error.stderr.endswith("\n") else error.stderr + "\n"
-        begin = f"{marks.token} begin\n"
-        ended = f"{marks.token} end " in text
-        begun, rc, stderr = marks.read((text if begin in text or not ended else begin + text).encode())
+        begun, rc, stderr = marks.read_end(error.stderr.encode())
         if rc is not None:
             return command_failed(self._where, argv, rc, stderr)
         return self._unexplained(begun, error.rc, stderr)
@@ -184,10 +193,9 @@ class LxcHost:
 
     def terminal(self, argv: Sequence[str]) -> int:
         """Hand this terminal over to `argv` in the container; its exit code (or pct's own)."""
-        import os
-
         term = os.environ.get("TERM") or "xterm"
-        return self.via.terminal(self._exec(for_terminal(argv), f"TERM={term}"))
+        words = ("env", PATH, f"TERM={term}", *for_terminal(argv))
+        return self.via.terminal(self._exec(words))
 
     def close(self) -> None:
         self.via.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 from dflash_ops.errors import ConnectionLost, HostError, HostUnreachable
 from dflash_ops.hosts.connect import Connection
-from dflash_ops.hosts.keys import Keyring
+from dflash_ops.hosts.keys import SHARED, Keyring
 from dflash_ops.hosts.sshconfig import Hop
 
 #: Connections to one machine at most.
@@ -21,18 +21,31 @@ CONNECT_S = 30.0
 #: Sessions on one connection before a second one is opened: sshd's own default is 10.
 SESSIONS = 10
 
+#: Bytes of output that the other side may send ahead of us, for each session.
+WINDOW = 4 << 20
+
+#: Seconds within which a used connection must turn out to be dead for a new one to be tried in the same call: what was
+#: waited for longer is not waited for twice.
+AGAIN_S = 3.0
+
 #: Seconds for the answer to "open a session".
 OPEN_S = 12.0
 
 
 class Pool:
-    """Args: hops: the way. name: the host's, for messages. accept_new: as `Connection`."""
+    """Connections to the last of `hops`.
 
-    def __init__(self, hops: Sequence[Hop], name: str, *, accept_new: bool = False) -> None:
+    Args:
+        hops: the way. name: the host's, for messages. accept_new, keyring: as `Connection`.
+    """
+
+    def __init__(
+        self, hops: Sequence[Hop], name: str, *, accept_new: bool = False, keyring: Keyring | None = None
+    ) -> None:
         self._hops = hops
         self._name = name
         self._accept_new = accept_new
-        self._keyring = Keyring()
+        self._keyring = keyring if keyring is not None else SHARED
         self._connections: list[Connection] = []
         self._opening = 0
         self._changed = threading.Condition()
@@ -44,19 +57,32 @@ class Pool:
         Raises:
             HostUnreachable: no connection, or a server that allows no session at all. ConnectionLost.
         """
+        began = time.monotonic()
         while True:
-            connection = self._connection(until, late)
-            channel = self._open(connection, until)
+            connection, used = self._connection(until, late)
+            try:
+                channel = self._open(connection, until)
+            except BaseException as error:
+                self._drop(connection)
+                # One that was used before may have died in the meantime (a laptop that slept). Nothing was started
+                # on it, so that a new one may be tried.
+                if used and isinstance(error, ConnectionLost) and time.monotonic() < min(until, began + AGAIN_S):
+                    continue
+                raise
             if channel is not None:
                 return connection, channel
 
     def _open(self, connection: Connection, until: float) -> Any:
-        """A session on `connection`; None where it cannot be had there."""
+        """A session on `connection`; None where sshd allows no more of them there.
+
+        Raises:
+            HostUnreachable: it allows none at all. ConnectionLost.
+        """
         from paramiko.ssh_exception import ChannelException, SSHException
 
         try:
             wait = max(0.1, min(OPEN_S, until - time.monotonic()))
-            return connection.transport.open_session(timeout=wait)
+            return connection.transport.open_session(window_size=WINDOW, timeout=wait)
         except ChannelException as error:
             with self._changed:
                 connection.sessions -= 1
@@ -64,7 +90,6 @@ class Pool:
                 connection.limit = connection.sessions
                 self._changed.notify_all()
             if connection.limit == 0:
-                self._drop(connection)
                 raise HostUnreachable(
                     f"sshd allows no session: {error.text or 'open failed'}",
                     f"host {self._name}",
@@ -72,17 +97,12 @@ class Pool:
                 ) from None
             return None
         except (SSHException, EOFError, OSError) as error:
-            self._drop(connection)
-            if time.monotonic() >= until:
-                raise ConnectionLost(
-                    "the other side does not answer any more", f"host {self._name}", "try again"
-                ) from None
-            raise ConnectionLost(
-                f"the connection was lost: {error or 'closed by the other side'}", f"host {self._name}", "try again"
-            ) from None
+            silent = connection.gone or connection.transport.is_active()
+            said = "the other side does not answer any more" if silent else f"the connection was lost: {_why(error)}"
+            raise ConnectionLost(said, f"host {self._name}", "try again") from None
 
-    def _connection(self, until: float, late: Callable[[], HostError]) -> Connection:
-        """A connection with room for one more session, which is counted already."""
+    def _connection(self, until: float, late: Callable[[], HostError]) -> tuple[Connection, bool]:
+        """A connection with room for one more session, which is counted already; and whether it was there before."""
         with self._changed:
             while True:
                 for dead in [c for c in self._connections if not c.alive]:
@@ -91,7 +111,7 @@ class Pool:
                 for one in self._connections:
                     if one.sessions < (SESSIONS if one.limit is None else one.limit):
                         one.sessions += 1
-                        return one
+                        return one, True
                 if self._closed or (not self._connections and not self._opening):
                     break
                 if not self._opening and len(self._connections) < CONNECTIONS:
@@ -124,7 +144,7 @@ class Pool:
             made.sessions = 1
             self._connections.append(made)
             self._changed.notify_all()
-        return made
+        return made, False
 
     def _drop(self, connection: Connection) -> None:
         with self._changed:
@@ -145,3 +165,8 @@ class Pool:
             connections, self._connections = self._connections, []
         for connection in connections:
             connection.close()
+
+
+def _why(error: BaseException) -> str:
+    """paramiko's EOFError has no words."""
+    return str(error) or "closed by the other side"

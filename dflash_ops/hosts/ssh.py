@@ -7,6 +7,7 @@ ever an exit code.
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,13 +17,10 @@ from typing import Any
 from dflash_ops.errors import ConnectionLost, HostError, NotRoot
 from dflash_ops.hosts.base import Completed
 from dflash_ops.hosts.failed import command_failed, fetch_tail, too_late
-from dflash_ops.hosts.wrap import ARGV_BYTES, KILL_S, Held, Marks, check, feed, for_terminal, quote, wrap
+from dflash_ops.hosts.wrap import KILL_S, Held, Marks, check, feed, for_terminal, quote, wrap
 
 #: Seconds that making a connection may take within a call, and at most.
 CONNECT_S = 30.0
-
-#: Connections to one machine at most: sshd allows some sessions on each (MaxSessions, 10 by default).
-CONNECTIONS = 3
 
 #: Bytes of standard error that a failed stream repeats.
 STDERR_TAIL = 8192
@@ -96,21 +94,48 @@ class SshHost:
         """
         until = time.monotonic() + deadline
         lifeline = stdin is None and deadline > LIFELINE_S
-        words, marks, data = self._words(argv, stdin, limit=deadline, env=env, cwd=cwd, lifeline=lifeline)
-        with self._session(words, data, until, argv, deadline) as call:
+        bounded = deadline + KILL_S  # our own clock comes first
+        wrapped = wrap(argv, limit=bounded, env=env, cwd=cwd, lifeline=lifeline, empty=stdin is None)
+        data = feed(wrapped.lead, stdin)
+        if lifeline:
+            assert isinstance(data, bytes)
+            data = Held(data)
+        done = self._run([*self._sudo, *wrapped.argv], data, until, argv, deadline)
+        begun, rc, stderr = wrapped.marks.read(done.stderr)
+        self._check_sudo(begun, done.rc, stderr)
+        if rc is None:
+            raise self._unexplained(begun, done.rc, stderr)
+        if done.rc == 124 and rc != 124:  # timeout's own code: it ended the command
+            raise too_late(self._where, argv, deadline)
+        return Completed(tuple(argv), rc, done.stdout, stderr)
+
+    def run_bare(
+        self, argv: Sequence[str], *, deadline: float, stdin: bytes | Iterable[bytes] | None = None
+    ) -> Completed:
+        """As `run`, for a caller that has a wrapper of its own in `argv` (LxcHost): one shell less on the way.
+
+        An `argv` that dies of a signal is ConnectionLost here: sshd tells no code then.
+        """
+        check(argv, None, None)
+        until = time.monotonic() + deadline
+        bound = ("timeout", "-k", str(KILL_S), f"{deadline + KILL_S:g}")
+        done = self._run([*self._sudo, *bound, *argv], stdin, until, argv, deadline)
+        self._check_sudo(False, done.rc, done.stderr)
+        return done
+
+    def _run(
+        self,
+        words: Sequence[str],
+        stdin: bytes | Iterable[bytes] | None,
+        until: float,
+        argv: Sequence[str],
+        deadline: float,
+    ) -> Completed:
+        with self._session(words, stdin, until, argv, deadline) as call:
             while call.turn(until):
                 if time.monotonic() >= until:
                     raise too_late(self._where, argv, deadline)
-            rc, stderr = call.rc, bytes(call.stderr)
-        if marks is not None:
-            begun, told, stderr = marks.read(stderr)
-            if told is None:
-                self._not_begun(begun, rc, stderr)
-            elif rc == 124 and told in (143, 137):
-                raise too_late(self._where, argv, deadline)
-            rc = told if told is not None else rc
-        self._check_sudo(rc, stderr)
-        return Completed(tuple(argv), rc, bytes(call.stdout), stderr)
+            return Completed(tuple(argv), call.rc, bytes(call.stdout), bytes(call.stderr))
 
     def stream(self, argv: Sequence[str], *, idle: float, stdin: bytes | None = None) -> Iterator[bytes]:
         """Lines of standard output as they come (see `Host.stream`).
@@ -118,8 +143,7 @@ class SshHost:
         Raises:
             CommandFailed: it ended with another code than 0. Else as `run`.
         """
-        lifeline = stdin is None
-        words, marks, data = self._words(argv, stdin, limit=0, lifeline=lifeline)
+        words, marks, data = self._stream_words(argv, stdin)
         until = time.monotonic() + idle
         with self._session(words, data, until, argv, idle) as call:
             more = True
@@ -136,12 +160,15 @@ class SshHost:
             if call.stdout:
                 yield bytes(call.stdout)
             rc, stderr = call.rc, bytes(call.stderr)
-        if rc != 0:
-            if marks is not None:
-                begun, told, clean = marks.read(stderr)
-                rc, stderr = (told if told is not None else rc), (clean if begun else stderr)
-            self._check_sudo(rc, stderr)
-            raise command_failed(self._where, argv, rc, stderr)
+        if rc == 0:
+            return
+        if marks is not None:
+            begun, told, stderr = marks.read_end(stderr)
+            self._check_sudo(begun, rc, stderr)
+            if told is None:
+                raise self._unexplained(begun, rc, stderr)
+            rc = told
+        raise command_failed(self._where, argv, rc, stderr)
 
     def fetch(self, path: str, *, deadline: float, limit: int) -> bytes:
         """The last `limit` bytes of a file there.
@@ -177,53 +204,39 @@ class SshHost:
     def _sudo(self) -> tuple[str, ...]:
         return ("sudo", "-n", "--") if self.sudo else ()
 
-    def _words(
-        self,
-        argv: Sequence[str],
-        stdin: bytes | Iterable[bytes] | None,
-        *,
-        limit: float,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        lifeline: bool = False,
-    ) -> tuple[list[str], Marks | None, bytes | Iterable[bytes] | None]:
-        """The command as words, the marks to look for (None: it runs without wrapper), and its input."""
-        check(argv, env, cwd)
-        held = isinstance(stdin, Held)
-        if not env and cwd is None and not lifeline and (held or limit) and _short(argv):
-            # the shell there is byte-clean, and sshd tells the exit code: timeout alone is enough
-            bound = ["timeout", "-k", str(KILL_S), f"{limit + KILL_S:g}"] if limit else []
-            return [*self._sudo, *bound, *argv], None, stdin
-        wrapped = wrap(
-            argv, limit=limit + KILL_S if limit else 0, env=env, cwd=cwd, lifeline=lifeline, empty=stdin is None
-        )
-        data = feed(wrapped.lead, stdin)
-        if lifeline or held:
-            assert isinstance(data, bytes)
-            data = Held(data)
-        return [*self._sudo, *wrapped.argv], wrapped.marks, data
+    def _stream_words(self, argv: Sequence[str], stdin: bytes | None) -> tuple[list[str], Marks | None, bytes | None]:
+        """The command as words, the marks to look for (None: the caller has its own wrapper), and its input."""
+        if isinstance(stdin, Held):
+            check(argv, None, None)
+            return [*self._sudo, *argv], None, stdin
+        wrapped = wrap(argv, limit=0, lifeline=stdin is None)
+        data = wrapped.lead + (stdin or b"")
+        return [*self._sudo, *wrapped.argv], wrapped.marks, Held(data) if stdin is None else data
 
-    def _not_begun(self, begun: bool, rc: int, stderr: bytes) -> None:
-        """The wrapper did not tell the end."""
-        self._check_sudo(rc, stderr)
+    def _unexplained(self, begun: bool, rc: int, stderr: bytes) -> HostError:
+        """The error for a command whose end was not told."""
         if begun:
-            raise ConnectionLost(
+            return ConnectionLost(
                 f"the command's wrapper ended with {rc} before the command did",
                 self._where,
                 "the kernel's log there may say more (OOM); look before you repeat",
             )
         said = stderr.decode("utf-8", "replace").strip()[:300]
-        raise HostError(
+        return HostError(
             f"no command can be run there: exit code {rc}" + (f": {said}" if said else ""),
             self._where,
-            "a POSIX sh and timeout(1) of coreutils are needed there",
+            "a login shell, a POSIX sh and timeout(1) of coreutils are needed there",
         )
 
-    def _check_sudo(self, rc: int, stderr: bytes) -> None:
-        if self.sudo and rc in (1, 127) and stderr.startswith((b"sudo: ", b"sh: 1: sudo:")):
-            said = stderr.decode("utf-8", "replace").splitlines()[0]
+    def _check_sudo(self, begun: bool, rc: int, stderr: bytes) -> None:
+        if not self.sudo or begun or rc not in (1, 127):
+            return
+        found = re.search(rb"(?m)^(?:[\w/]+: (?:\d+: |line \d+: )?)?sudo: .*$", stderr)
+        if found is not None:
             raise NotRoot(
-                f"sudo refuses: {said}", self._where, "allow it in sudoers without a password, or connect as root"
+                f"sudo refuses: {found[0].decode('utf-8', 'replace')}",
+                self._where,
+                "allow it in sudoers without a password, or connect as root",
             )
 
     # -- connections
@@ -241,8 +254,7 @@ class SshHost:
         from dflash_ops.hosts.channel import Call
 
         with self._channel(until, argv, seconds) as (connection, channel), self._told():
-            _exec(channel, words)
-            call = Call(connection, channel, stdin)
+            call = Call(connection, channel, _line(words), stdin)
             try:
                 yield call
             finally:
@@ -280,17 +292,6 @@ class SshHost:
             raise
 
 
-def _exec(channel: Any, words: Sequence[str]) -> None:
-    from paramiko.ssh_exception import SSHException
-
-    try:
-        channel.exec_command(_line(words))
-    except (SSHException, EOFError, OSError) as error:
-        raise ConnectionLost(
-            f"the command could not be started: {error or 'the connection was cut'}", "", "say it again"
-        ) from None
-
-
 def _line(words: Sequence[str]) -> bytes:
     """One command line for the login shell there, whichever it is: each word in single quotes where it needs any."""
     return b"exec " + b" ".join(_word(w) for w in words)
@@ -300,9 +301,3 @@ def _word(word: str) -> bytes:
     if word and all(c.isascii() and (c.isalnum() or c in "_@%+:,./-") for c in word):
         return word.encode()
     return quote(word)
-
-
-def _short(argv: Sequence[str]) -> bool:
-    """Whether the words fit into a command line. Not every login shell takes newlines in quotes."""
-    text = [w.encode("utf-8", "surrogateescape") for w in argv]
-    return sum(len(w) + 3 for w in text) <= ARGV_BYTES and not any(b"\n" in w for w in text)

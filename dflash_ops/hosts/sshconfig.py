@@ -11,7 +11,7 @@ import glob
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,9 +128,17 @@ class SshConfig:
             # as ssh -J: the first jump is reached by its own config, each later one through the one before
             hop_user, hop_host, hop_port = _parse(hop, alias)
             if index == 0:
-                before = self._way(hop_host, hop_user, hop_port, identity, (), known_hosts, depth + 1)
+                reached = self._way(hop_host, hop_user, hop_port, None, (), None, depth + 1)
             else:
-                before = (*before, self._hop(hop_host, hop_user, hop_port, identity, known_hosts, None))
+                reached = (self._hop(hop_host, hop_user, hop_port, None, None, None),)
+            # its own keys and known_hosts first, then those that the inventory names for the last machine
+            more_keys, more_files = (_path(p) for p in [identity] if p), (_path(p) for p in [known_hosts] if p)
+            last = replace(
+                reached[-1],
+                keys=tuple(dict.fromkeys((*reached[-1].keys, *more_keys))),
+                known_hosts=tuple(dict.fromkeys((*reached[-1].known_hosts, *more_files))),
+            )
+            before = (*before, *reached[:-1], last)
         return (*before, self._hop(alias, user, port, identity, known_hosts, command))
 
     def _hop(

@@ -23,16 +23,17 @@ KILL_S = 2
 #: Longest words, together, that travel as arguments: the kernel takes 128 KiB for one, sshd 256 KiB for a command.
 ARGV_BYTES = 60_000
 
-# $1 token, $2 what follows: r = start in / (pct hands the caller's folder on, where it exists); p = words and more come
-# as a line on standard input; l = the rest of standard input is a lifeline (its end means that nobody listens any more,
-# and timeout, our parent, is told to end the group); n = standard input is empty. `trap :` lets this shell outlive a
-# TERM to its group, so that timeout waits on and gets to its KILL; `(exec ...)` never takes a builtin or function for
-# the command. `read` takes single bytes, so that what follows the line is left for the command.
+# $1 token, $2 what follows: r = start in /, with a whole PATH (pct hands the caller's folder on, where it exists, and
+# has a short PATH of its own); p = words and more come as a line on standard input; l = the rest of standard input is a
+# lifeline (its end means that nobody listens any more, and timeout, our parent, is told to end the group); n = standard
+# input is empty. `trap :` lets this shell outlive a TERM to its group, so that timeout waits on and gets to its KILL;
+# `(exec ...)` never takes a builtin or function for the command. `read` takes single bytes, so that what follows the
+# line is left for the command.
 _BOOT = """
 trap : TERM; t=$1 m=$2 w=; shift 2;
 e() { printf '%s end %s\\n' "$t" "$1" >&2; exit "$1"; };
 printf '%s begin\\n' "$t" >&2;
-case $m in *r*) cd /;; esac;
+case $m in *r*) cd /; export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin;; esac;
 case $m in *p*) IFS= read -r p || e 125; eval "$(printf %b "$p")" || e 125;; esac;
 case $m in
 *l*) exec 3<&0 </dev/null; (read -r x <&3; kill -TERM $PPID) 2>/dev/null & w=$!; exec 3<&-;;
@@ -87,7 +88,7 @@ def wrap(
     Args:
         limit: seconds after which the other side ends it; 0 = never (a stream, which has its lifeline).
         lifeline: the end of standard input ends the command. empty: the command's standard input is empty.
-        top: without `cwd` it starts in /.
+        top: without `cwd` it starts in /, and with a whole PATH.
 
     Raises:
         UsageError: a NUL character, an empty command, or a variable whose name no shell can export.
@@ -181,7 +182,14 @@ class Marks:
         noise, begun, rest = stderr.partition(first)
         if not begun:
             return False, None, noise
-        found = re.search(re.escape(self.token).encode() + rb" end (\d+)\n", rest)
+        found = re.search(re.escape(self.token).encode() + rb" end (\d+)(?:\n|$)", rest)
         if found is None:
             return True, None, rest
         return True, int(found[1]), rest[: found.start()]
+
+    def read_end(self, stderr: bytes) -> tuple[bool, int | None, bytes]:
+        """As `read`, where only the end of standard error was kept: with the last mark in sight it did begin."""
+        first = f"{self.token} begin\n".encode()
+        if first not in stderr and f"{self.token} end ".encode() in stderr:
+            stderr = first + stderr
+        return self.read(stderr)

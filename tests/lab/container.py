@@ -37,7 +37,7 @@ lxc.mount.auto = proc:mixed
 lxc.mount.entry = /sys sys none rbind,ro,create=dir 0 0
 lxc.mount.entry = tmpfs dev/shm tmpfs rw,nosuid,nodev,create=dir 0 0
 lxc.mount.entry = tmpfs srv/small tmpfs rw,size={small}m,nr_inodes=4096,mode=755,create=dir 0 0
-lxc.mount.entry = /usr usr none bind,ro{idmap} 0 0
+lxc.mount.entry = {usr} usr none bind,ro{idmap} 0 0
 lxc.cgroup.dir.container = {cgroup}/lxc/{name}
 lxc.cgroup.dir.container.inner = ns
 lxc.cgroup.dir.monitor = {cgroup}/lxc.monitor/{name}
@@ -103,7 +103,12 @@ class Container:
         for parent in (self.folder, self.folder.parent):
             parent.chmod(0o755)
         text = CONFIG.format(
-            name=self.id, rootfs=rootfs, small=SMALL_MB, cgroup=self.cgroup, idmap=",idmap=container" if idmap else ""
+            name=self.id,
+            rootfs=rootfs,
+            usr=self.machine.folder / "usr",
+            small=SMALL_MB,
+            cgroup=self.cgroup,
+            idmap=",idmap=container" if idmap else "",
         )
         (self.folder / "config").write_text(text + extra)
         self.conf.write_text(

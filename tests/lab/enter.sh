@@ -8,7 +8,10 @@ for file in passwd group shadow hosts hostname sudoers; do
   [ ! -e "/etc/$file" ] || mount --bind "$folder/etc/$file" "/etc/$file"
 done
 [ ! -d /etc/sudoers.d ] || mount --bind "$folder/sudoers.d" /etc/sudoers.d
-# nothing may be mounted below /usr: the containers bind it with shifted ids, which the kernel then refuses
+# The containers bind /usr with shifted ids, which the kernel refuses where something is mounted below it: so they get a
+# /usr of their own, and only then pct goes where Proxmox's PATH finds it.
+mount --bind /usr "$folder/usr"
+mount --bind "$folder/sbin" /usr/local/sbin
 mount --bind "$folder/run" /run
 hostname "$name"
 cd /

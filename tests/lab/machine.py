@@ -71,7 +71,7 @@ class Machine:
 
     def make(self, authorized: str, keys: Path) -> None:
         """Files of the machine; `keys` holds a pair of host keys made for it."""
-        for name in ("etc", "keys", "sbin", "run/sshd", "run/lxc", "root", "home", "sudoers.d", "tmp"):
+        for name in ("etc", "keys", "sbin", "run/sshd", "run/lxc", "root", "home", "sudoers.d", "tmp", "usr"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         for file in keys.glob("ssh_host_*"):
             shutil.copy(file, self.folder / "keys" / file.name)
@@ -79,12 +79,13 @@ class Machine:
         self._users()
         (self.folder / "etc/hostname").write_text(self.name + "\n")
         (self.folder / "etc/hosts").write_text(f"127.0.0.1 localhost\n{self.address} {self.name}\n")
-        rules = f"Defaults secure_path={self.folder}/sbin:{SBIN}\n{USER} ALL=(ALL:ALL) NOPASSWD: ALL\n"
+        rules = f"Defaults secure_path={SBIN}\n{USER} ALL=(ALL:ALL) NOPASSWD: ALL\n"
         self._private("etc/sudoers", rules, 0o440)
         if self.proxmox:
             target = self.folder / "sbin" / "pct"
             shutil.copy(Path(__file__).with_name("pct.py"), target)
             target.chmod(0o755)
+            (self.folder / "sbin/machine").symlink_to(self.folder)
             (self.folder / "pve").mkdir(exist_ok=True)
             (self.folder / "knobs").mkdir(exist_ok=True)
 
@@ -135,8 +136,7 @@ class Machine:
 
     def start_sshd(self) -> None:
         config = self.folder / "sshd_config"
-        path = f"{self.folder}/sbin:{SBIN}"
-        config.write_text(SSHD.format(address=self.address, folder=self.folder, path=path, sessions=self.max_sessions))
+        config.write_text(SSHD.format(address=self.address, folder=self.folder, path=SBIN, sessions=self.max_sessions))
         log = self.folder / "sshd.log"
         with log.open("ab") as out:
             before = out.tell()

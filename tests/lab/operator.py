@@ -52,7 +52,7 @@ id = 300
 host = "ct200"
 root = "/srv/demo"
 session = "dflash-demo"
-command = ["python3", "-u", "train.py"]
+command = ["python3", "-u", "{release}/train.py"]
 source = "trainer"
 progress = 'step (?P<step>\\d+)/(?P<total>\\d+) loss (?P<loss>[0-9.]+)'
 """

@@ -1,7 +1,7 @@
 #!/usr/bin/python3 -IS
 """A stand-in for Proxmox's pct: its commands, messages, exit codes and habits, over lxc-attach, -start and -stop.
 
-It finds its machine by its own place (FOLDER/sbin/pct). Files in FOLDER/knobs change its ways: `delay` (seconds before
+It finds its machine by the link `machine` beside it. Files in FOLDER/knobs change its ways: `delay` (seconds before
 it does anything), `noise` (perl's words about locales: `auto` or `always`), `locked` (the lock file cannot be had, with
 the seconds until it gives up), `race` (exec finds no init pid). Each call is written to FOLDER/pct.calls.
 """
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 
-HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+HERE = os.readlink(os.path.join(os.path.dirname(os.path.abspath(__file__)), "machine"))
 LXC = os.path.join(HERE, "lxc")
 PVE = os.path.join(HERE, "pve")
 NOISE = """\
@@ -54,8 +54,9 @@ def lxc(tool: str, number: str, *rest: str) -> list[str]:
 
 
 def running(number: str) -> bool:
-    done = subprocess.run(lxc("lxc-info", number, "-s", "-H"), capture_output=True)
-    return done.stdout.strip() == b"RUNNING"
+    """As the real one: the container's command socket stands in /proc/net/unix, an abstract name of this namespace."""
+    with open("/proc/net/unix") as file:
+        return f"@{LXC}/{number}/command\n" in file.read()
 
 
 def check_lock(number: str) -> None:
