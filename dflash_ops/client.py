@@ -68,17 +68,19 @@ class JobClient:
         host: the way to the machine.
         job: the job as the inventory has it.
         python: the Python on that machine that runs the resident.
+        resident: which one of those that are there; `current` is what the last deploy used.
     """
 
-    def __init__(self, host: Host, job: Job, python: str = "python3") -> None:
+    def __init__(self, host: Host, job: Job, python: str = "python3", resident: str = "current") -> None:
         self.host = host
         self.job = job
         self.python = python
+        self._resident = resident
         self._lost: float | None = None
 
     @property
     def pyz(self) -> str:
-        return f"{self.job.root}/resident/current.pyz"
+        return f"{self.job.root}/resident/{self._resident}.pyz"
 
     def snapshot(self, *, deadline: float = ASK_S) -> Seen:
         """State now, in one exec. A host error becomes state `unreachable`, since the first one of this client.

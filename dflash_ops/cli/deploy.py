@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dflash_ops.cli.common import InventoryOption, JobArgument, JsonOption, load_job
+from dflash_ops.cli.common import InventoryOption, JsonOption
+from dflash_ops.cli.several import AllOption, JobsArgument, chosen, perform
 from dflash_ops.errors import UsageError
+
+if TYPE_CHECKING:
+    from dflash_ops.hosts.base import Host
+    from dflash_ops.inventory import Job
+    from dflash_ops.view.stages import Stages
 
 
 def command(
-    job: JobArgument = None,
+    job: JobsArgument = None,
+    every: AllOption = False,
     plan: Annotated[bool, typer.Option("--plan", help="Show what would happen; touch nothing.")] = False,
     replace: Annotated[
         bool, typer.Option("--replace", help="Stop the job if it runs: save, exit; KILL after the grace time.")
@@ -33,6 +40,16 @@ def command(
     grace: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=0.0, help="With --replace: time to save; else the job's.")
     ] = None,
+    gate: Annotated[
+        bool | None,
+        typer.Option("--gate/--no-gate", help="Try some steps at tiny size first; else where a job is replaced."),
+    ] = None,
+    watch_window: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0.0, help="How long a crash counts as a failed deploy.")
+    ] = None,
+    rollback: Annotated[
+        bool, typer.Option("--rollback/--no-rollback", help="After a crash in the watch window: start what ran before.")
+    ] = True,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Why: written into the journal.")] = "",
     json: JsonOption = False,
     inventory: InventoryOption = None,
@@ -43,16 +60,16 @@ def command(
     """
     if resume and fresh:
         raise UsageError("--resume and --fresh exclude each other", "dflash-ops deploy", "give one of them")
-    loaded, found = load_job(inventory, job)
-    found = found.with_overrides(target_gpus, drafter_gpus, sets or ())
+    loaded, jobs = chosen(inventory, job, every)
+    jobs = [one.with_overrides(target_gpus, drafter_gpus, sets or ()) for one in jobs]
 
     import os
     import shlex
 
-    from dflash_ops.cli.watching import actor, print_json, stages
+    from dflash_ops.cli.adopted import refuse_adopted
+    from dflash_ops.cli.watching import actor
     from dflash_ops.deploy.decide import Options
     from dflash_ops.deploy.run import Deployment
-    from dflash_ops.hosts.factory import open_host
 
     options = Options(
         plan=plan,
@@ -61,16 +78,16 @@ def command(
         reason=reason,
         actor=actor(),
         grace_s=grace,
+        gate=gate,
+        watch_s=watch_window,
+        rollback=rollback,
     )
-    host = open_host(loaded, found.host)
-    python = loaded.host_of(found).python
-    progress = stages()
-    try:
-        result = Deployment(host, found, options, progress, python=python, environ=os.environ).run()
-    finally:
-        host.close()
-    if not plan:
-        progress.note(f"watch it: dflash-ops status {shlex.quote(found.name)} --watch")
-    if json:
-        print_json(result.to_json())
-    return 0
+
+    def work(one: Job, host: Host, python: str, progress: Stages) -> Any:
+        refuse_adopted(one, "deploy")
+        result = Deployment(host, one, options, progress, python=python, environ=os.environ).run()
+        if not plan:
+            progress.note(f"watch it: dflash-ops status {shlex.quote(one.name)} --watch")
+        return result.to_json()
+
+    return perform(loaded, jobs, "deploy", work, as_json=json)

@@ -41,6 +41,9 @@ COMMANDS: dict[str, Entry] = {
     "status": Entry("status", "State, progress and rates of a job."),
     "logs": Entry("logs", "The job's output, from one worker or all."),
     "stop": Entry("stop", "Stop a job: save, then exit; by force only after the grace time."),
+    "releases": Entry("releases", "List a job's releases: which is current, which ran in which attempt."),
+    "rollback": Entry("rollback", "Back to a release that ran before, with its config, from the newest checkpoint."),
+    "adopt": Entry("adopt", "Watch a tmux session that dflash-ops did not start."),
     "attach": Entry("attach", "Open the job's tmux session in this terminal."),
     "demo": Entry("demo", "The whole way on this machine with a tiny target: train, watch, evaluate, export."),
 }

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dflash_ops.cli.common import InventoryOption, JobArgument, JsonOption
+from dflash_ops.cli.common import InventoryOption, JsonOption
+from dflash_ops.cli.several import AllOption, JobsArgument, chosen, perform
+
+if TYPE_CHECKING:
+    from dflash_ops.hosts.base import Host
+    from dflash_ops.inventory import Job
+    from dflash_ops.view.stages import Stages
 
 
 def command(
-    job: JobArgument = None,
+    job: JobsArgument = None,
+    every: AllOption = False,
     grace: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=0.0, help="Time to save before KILL; else the job's.")
     ] = None,
@@ -19,17 +26,19 @@ def command(
     inventory: InventoryOption = None,
 ) -> int:
     """Stop a job: save, then exit; by force only after the grace time."""
-    from dflash_ops.cli.watching import actor, job_client, print_json, stages
+    from dflash_ops.cli.adopted import client_of, refuse_adopted
+    from dflash_ops.cli.watching import actor
     from dflash_ops.view.stopped import stopped_text
 
-    client = job_client(inventory, job)
-    seconds = client.job.grace_s if grace is None else grace
-    try:
-        with stages().stage("stop", f"{client.job.name}: asked to save and stop, up to {seconds:g} s") as stage:
+    loaded, jobs = chosen(inventory, job, every)
+
+    def work(one: Job, host: Host, python: str, progress: Stages) -> Any:
+        refuse_adopted(one, "stop")
+        client = client_of(host, one, python)
+        seconds = one.grace_s if grace is None else grace
+        with progress.stage("stop", f"{one.name}: asked to save and stop, up to {seconds:g} s") as stage:
             answer = client.stop(grace=seconds, reason=reason, actor=actor())
-            stage.done(f"{client.job.name}: {stopped_text(answer, client.snapshot().snapshot)}")
-    finally:
-        client.host.close()
-    if json:
-        print_json({"schema": 1, "kind": "stop", "job": client.job.name, "host": client.job.host, **answer})
-    return 0
+            stage.done(f"{one.name}: {stopped_text(answer)}")
+        return {"schema": 1, "kind": "stop", "job": one.name, "host": one.host, **answer}
+
+    return perform(loaded, jobs, "stop", work, as_json=json)

@@ -22,11 +22,11 @@ def job_client(inventory: Path | None, name: str | None) -> JobClient:
     Raises:
         InventoryError, UsageError: as `load_job`.
     """
-    from dflash_ops.client import JobClient
+    from dflash_ops.cli.adopted import client_of
     from dflash_ops.hosts.factory import open_host
 
     loaded, job = load_job(inventory, name)
-    return JobClient(open_host(loaded, job.host), job, loaded.host_of(job).python)
+    return client_of(open_host(loaded, job.host), job, loaded.host_of(job).python)
 
 
 def stages() -> Stages:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from dflash_ops.client import answer
-from dflash_ops.hosts.base import Host
+from dflash_ops.errors import CommandFailed
+from dflash_ops.hosts.base import Completed, Host
 
 #: The argument of `python3 -c`: reads a length, then that much code, and runs it.
 LOADER = "import sys;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
@@ -27,15 +28,18 @@ if sys.version_info < (3, 10):
     sys.exit(3)
 head = json.loads(i.readline())
 pack = i.read(head["zip"])
-if len(pack) != head["zip"]:
+if head.get("at"):
+    sys.path.insert(0, head["at"])
+elif len(pack) != head["zip"]:
     print(json.dumps({"schema": 1, "error": {"type": "TransferError", "what": "the stream ended early",
         "where": "standard input", "next": "try again"}}))
     sys.exit(1)
-fd = os.memfd_create("dflash-resident")
-with os.fdopen(os.dup(fd), "wb") as file:
-    file.write(pack)
+else:
+    fd = os.memfd_create("dflash-resident")
+    with os.fdopen(os.dup(fd), "wb") as file:
+        file.write(pack)
+    sys.path.insert(0, "/proc/self/fd/%d" % fd)
 del pack
-sys.path.insert(0, "/proc/self/fd/%d" % fd)
 sys.dont_write_bytecode = True
 sys.exit(importlib.import_module(head["module"]).main([]))
 """
@@ -56,25 +60,21 @@ def call(
     deadline: float,
     payload: Iterable[bytes] = (),
     on_bytes: OnBytes | None = None,
+    at: str = "",
 ) -> dict[str, Any]:
     """Run `module` (one of the resident's zipapp `pack`, with a `main()`) there and return its JSON answer.
 
-    `request` arrives as one line of JSON on its standard input, `payload` behind it.
+    `request` arrives as one line of JSON on its standard input, `payload` behind it. `at`: where the same zipapp lies
+    on that machine; it is not sent then.
 
     Raises:
         HostError: the way to the machine.
         DflashError: what the other side said, as the class that it named.
         CommandFailed: no python there, or no answer.
     """
-    argv = (python, "-I", "-S", "-c", LOADER)
 
     def stdin() -> Iterator[bytes]:
-        code = BOOT.encode()
-        head = json.dumps({"zip": len(pack), "module": module}).encode()
-        yield b"%d\n" % len(code) + code + head + b"\n"
-        for at in range(0, len(pack), PIECE):
-            yield pack[at : at + PIECE]
-        yield json.dumps(request).encode() + b"\n"
+        yield from opening(b"" if at else pack, module, request, at)
         sent = 0
         for piece in payload:
             yield piece
@@ -82,5 +82,39 @@ def call(
             if on_bytes is not None:
                 on_bytes(sent)
 
+    argv = (python, "-I", "-S", "-c", LOADER)
     done = host.run(argv, deadline=deadline, stdin=stdin())
     return answer(done, host.name, python, f"run {module}")
+
+
+def follow(
+    host: Host, python: str, pack: bytes, module: str, request: Mapping[str, Any], *, idle: float, at: str = ""
+) -> Iterator[dict[str, Any]]:
+    """As `call`, for work that takes long: the JSON objects that it says, as they come; the last one is the answer.
+
+    Raises:
+        HostError: the way to the machine, or nothing was said for `idle` seconds.
+        DflashError: what the other side said.
+    """
+    argv = (python, "-I", "-S", "-c", LOADER)
+    stdin = b"".join(opening(b"" if at else pack, module, request, at))
+    last = b""
+    try:
+        for line in host.stream(argv, idle=idle, stdin=stdin):
+            if last:
+                yield dict(json.loads(last))
+            last = line
+    except CommandFailed as failed:
+        answer(Completed(argv, failed.rc, last, failed.stderr.encode()), host.name, python, f"run {module}")
+        raise
+    yield answer(Completed(argv, 0, last, b""), host.name, python, f"run {module}")
+
+
+def opening(pack: bytes, module: str, request: Mapping[str, Any], at: str = "") -> Iterator[bytes]:
+    """What comes first on standard input: code, zipapp, request."""
+    code = BOOT.encode()
+    head = json.dumps({"zip": len(pack), "at": at, "module": module}).encode()
+    yield b"%d\n" % len(code) + code + head + b"\n"
+    for start in range(0, len(pack), PIECE):
+        yield pack[start : start + PIECE]
+    yield json.dumps(request).encode() + b"\n"

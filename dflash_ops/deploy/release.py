@@ -10,11 +10,12 @@ import hashlib
 import os
 import stat
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from dflash_ops.contracts import FileEntry, Release, release_id
+from dflash_ops.deploy.ignore import Ignores, walk
 from dflash_ops.errors import ReleaseError
 
 #: Names that are never part of a release: what Python and git leave behind.
@@ -41,14 +42,24 @@ class Built:
     def bytes(self) -> int:
         return sum(f.size for f in self.release.files)
 
-    @property
-    def stream_bytes(self) -> int:
+    def stream_bytes(self, only: Iterable[int] | None = None) -> int:
         """Bytes of file content and padding in the tar stream, for a progress bar (headers are not counted)."""
-        return sum(f.size + -f.size % _BLOCK for f in self.release.files)
+        files = self.release.files
+        return sum(f.size + -f.size % _BLOCK for f in (files if only is None else (files[i] for i in only)))
 
 
-def build(folder: Path, *, prefix: str = "", source: str = "", version: str = "") -> Built:
+def build(
+    folder: Path,
+    *,
+    prefix: str = "",
+    source: str = "",
+    version: str = "",
+    ignores: bool = False,
+    max_bytes: int = MAX_BYTES,
+) -> Built:
     """Read `folder` into a release; its files lie under `prefix` in it.
+
+    `ignores`: `.gitignore` and `.dflashignore` say what stays behind.
 
     Raises:
         ReleaseError: not a folder, unreadable, empty, too large, a link that leads out of it, or a file that is
@@ -58,13 +69,14 @@ def build(folder: Path, *, prefix: str = "", source: str = "", version: str = ""
         raise ReleaseError("the source of the release is no folder", str(folder), "correct `source` in the inventory")
     entries: list[tuple[FileEntry, Path]] = []
     total = 0
-    for path in _walk(folder):
+    for path in walk(folder, Ignores.around(folder) if ignores else None, IGNORED, IGNORED_SUFFIXES):
         total += path.lstat().st_size  # before it is read: weights would be hashed for minutes first
-        if total > MAX_BYTES:
+        if total > max_bytes:
             raise ReleaseError(
-                f"the source holds more than {MAX_BYTES >> 20} MiB; a release is code, not weights or environments",
+                f"the source holds more than {max_bytes >> 20} MiB; a release is code, not weights or environments",
                 f"{folder} (reached at {path.relative_to(folder)})",
-                "point `source` at the code alone, and name data and weights by their path in the container",
+                "point `source` at the code alone (.dflashignore names what stays behind, as .gitignore does), and "
+                "name data and weights by their path in the container",
             )
         entries.append((_entry(path, folder, prefix), path))
     if not entries:
@@ -73,21 +85,6 @@ def build(folder: Path, *, prefix: str = "", source: str = "", version: str = ""
     files = tuple(e for e, _ in entries)
     release = Release(id=release_id(files), files=files, source=source or str(folder), version=version)
     return Built(release, tuple(p for _, p in entries))
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    try:
-        with os.scandir(folder) as found:
-            names = sorted(found, key=lambda e: e.name)
-    except OSError as error:
-        raise ReleaseError(f"a folder of the release cannot be read: {error.strerror}", str(folder)) from error
-    for item in names:
-        if item.name in IGNORED or item.name.endswith(IGNORED_SUFFIXES):
-            continue
-        if item.is_dir(follow_symlinks=False):
-            yield from _walk(Path(item.path))
-        else:
-            yield Path(item.path)
 
 
 def _entry(path: Path, folder: Path, prefix: str) -> FileEntry:
@@ -135,13 +132,16 @@ def _hash(path: Path) -> tuple[str, int]:
     return digest.hexdigest(), size
 
 
-def tar_stream(built: Built, prefix: str) -> Iterator[bytes]:
+def tar_stream(built: Built, prefix: str, only: Iterable[int] | None = None) -> Iterator[bytes]:
     """The release as tar, in pieces of at most 256 KiB, names under `prefix`; without the closing blocks.
+
+    `only`: indices of the files that travel, None for all.
 
     Raises:
         ReleaseError: a file has changed since it was hashed.
     """
-    for entry, path in zip(built.release.files, built.paths, strict=True):
+    for index in range(len(built.paths)) if only is None else only:
+        entry, path = built.release.files[index], built.paths[index]
         yield tar_header(f"{prefix}/{entry.path}", entry.size, mode=entry.mode, link=entry.link)
         if entry.link is not None:
             continue

@@ -1,25 +1,28 @@
 """A deploy from its first question to a trainer that runs (docs/deploy.md).
 
 The rule here: a running job is touched last. Everything that can be refused (arguments, the machine, the config, the
-data, the checkpoint) is refused before the first change that a person would notice; `current` is switched by rename.
+data, the checkpoint, the first steps) is refused before the first change that a person would notice; `current` is
+switched by rename.
 """
 
 from __future__ import annotations
 
-import secrets
-import tempfile
+import json
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
-from dflash_ops.client import JobClient, Seen
-from dflash_ops.contracts import JobSpec, State, from_dict, to_dict
-from dflash_ops.deploy import boot, spec
-from dflash_ops.deploy.decide import Options, Steps, busy, decide, describe, refusal
-from dflash_ops.deploy.release import Built, tar_bytes, tar_end, tar_stream
-from dflash_ops.errors import DflashError, PreflightError, StartError
+from dflash_ops.contracts import JobSpec, from_dict, to_dict
+from dflash_ops.deploy import boot, spec, transfer
+from dflash_ops.deploy.back import go_back
+from dflash_ops.deploy.decide import Options, Steps, busy, clock, decide, describe, refusal
+from dflash_ops.deploy.lock import read_lock
+from dflash_ops.deploy.operation import Operation
+from dflash_ops.deploy.release import Built
+from dflash_ops.deploy.result import Result
+from dflash_ops.deploy.transfer import Pack, build_pack
+from dflash_ops.deploy.window import crash, watch, window
+from dflash_ops.errors import DflashError, PreflightError
 from dflash_ops.hosts.base import Host
 from dflash_ops.inventory import Job
 from dflash_ops.resident.preflight import Check, Request
@@ -30,78 +33,26 @@ from dflash_ops.view.text import counted, size
 
 PROBE_S = 60.0
 PREFLIGHT_S = 600.0
+START_S = 120.0
 
-#: Slowest way to the machine for which an upload is waited, bytes a second.
-SLOWEST = 50_000
+#: Seconds of silence of the maker of an environment: one large file may come slowly.
+VENV_IDLE_S = 900.0
 
-#: Seconds for which a new attempt is watched for an end at once.
-WATCH_S = 3.0
-WATCH_EVERY_S = 0.25
-
-
-@dataclass(frozen=True)
-class Pack:
-    """The resident's zipapp."""
-
-    id: str
-    content: bytes
-
-    @property
-    def sha256(self) -> str:
-        import hashlib
-
-        return hashlib.sha256(self.content).hexdigest()
+__all__ = ["Deployment", "Pack", "Result", "build_pack"]
 
 
-def build_pack() -> Pack:
-    from dflash_ops.deploy.zipapp import build_resident
-
-    with tempfile.TemporaryDirectory(prefix="dflash-resident-") as folder:
-        place = Path(folder) / "resident.pyz"
-        id = build_resident(place)
-        return Pack(id, place.read_bytes())
-
-
-@dataclass
-class Result:
-    """What came of a deploy; the fields of `deploy --json`."""
-
-    job: str
-    host: str
-    plan: bool
-    release: str | None = None
-    resident: str = ""
-    files: int = 0
-    bytes: int = 0
-    checks: tuple[Check, ...] = ()
-    refused: list[str] = field(default_factory=list)
-    replaced: dict[str, Any] | None = None
-    aside: dict[str, Any] | None = None
-    attempt: int | None = None
-    state: str | None = None
-    devices: dict[str, list[str]] = field(default_factory=dict)
-    overrides: dict[str, str] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"schema": 1, "kind": "deploy", **to_dict(self)}
-
-
-class Deployment:
-    """One deploy of one job.
-
-    Args:
-        host, python: the job's machine and the Python there that runs the resident.
-        environ: where the job's secrets are looked up.
-    """
+class Deployment(Operation):
+    """One deploy of one job (see `Operation` for the arguments)."""
 
     def __init__(
         self, host: Host, job: Job, options: Options, stages: Stages, *, python: str, environ: Mapping[str, str]
     ) -> None:
-        self.host, self.job, self.options, self.stages, self.python = host, job, options, stages, python
-        self.environ = environ
-        self.client = JobClient(host, job, python)
+        super().__init__(host, job, stages, python=python, environ=environ)
+        self.options = options
         self.result = Result(job.name, host.name, options.plan, overrides=dict(job.overrides))
-        self.where = f"{host.name}: {job.root}"
+        self.config: spec.Config | None = None
+        self.lock: str | None = None
+        self.clock: Check | None = None
         self._refusals: list[DflashError] = []
 
     def run(self) -> Result:
@@ -109,19 +60,28 @@ class Deployment:
 
         Raises:
             JobBusy, PreflightError: refused, nothing changed (with `plan`: after everything was said).
+            RolledBack: the new attempt crashed, and the one before runs again.
             ReleaseError, TransferError, StartError, HostError, ...: as each stage's text says.
         """
-        pack, built, config, job_secrets = self._plan()
-        probe = self._connect(pack, built)
-        steps = decide(probe)
+        try:
+            return self._run()
+        finally:
+            self.result.execs = self.host.execs
+
+    def _run(self) -> Result:
+        built = self._plan()
+        probe = self._connect(built)
+        steps = decide(probe, self.options, self._topology(), can_gate=self._can_gate())
         self._refuse(busy(probe, self.options, self.job.name, self.where))
         try:
-            self._send(pack, built, steps)
+            self._send(built, probe, steps)
         except PreflightError as error:
             # The place cannot be written. What else is wrong is asked as well, so that it is all told at once.
-            _, checks = self._preflight(pack, built, config, job_secrets, probe, steps, sent=False)
+            _, checks = self._preflight(self._request(built, probe, steps, sent=False))
             raise refusal(tuple(checks), self.where) or error from error
-        job_spec, checks = self._preflight(pack, built, config, job_secrets, probe, steps, sent=not self.options.plan)
+        self._venv(probe, steps)
+        request = self._request(built, probe, steps, sent=not self.options.plan)
+        config_name, checks = self._preflight(request)
         self.result.checks = tuple(checks)
         self._refuse(refusal(self.result.checks, self.where))
         if self.options.plan:
@@ -129,10 +89,11 @@ class Deployment:
             if self._refusals:
                 raise self._refusals[0]
             return self.result
-        self._use(pack)
+        self._gate(request, config_name, steps)
         self._stop(probe, steps)
-        self._aside()
-        self._start(job_spec, stopped=steps.stop)
+        self._aside(steps)
+        self._start(self._spec(built, config_name), stopped=steps.stop)
+        self._watch(probe)
         return self.result
 
     def _refuse(self, error: DflashError | None) -> None:
@@ -142,15 +103,22 @@ class Deployment:
             self._refusals.append(error)
             self.result.refused += [e.what for e in getattr(error, "errors", (error,))]
 
+    def _topology(self) -> tuple[int, int] | None:
+        trainer = self.job.trainer
+        return (len(trainer.target_devices), len(trainer.drafter_devices)) if trainer is not None else None
+
+    def _can_gate(self) -> bool:
+        return (self.job.trainer is not None and self.job.source is None) or self.job.gate is not None
+
     # -- stages --------------------------------------------------------------------------------------------------
 
-    def _plan(self) -> tuple[Pack, Built | None, spec.Config | None, dict[str, str]]:
+    def _plan(self) -> Built | None:
         with self.stages.stage("plan", "reading the release") as stage:
-            job_secrets = self.job.secrets(self.environ)
-            config = spec.run_config(self.job)
+            self.secrets = self.job.secrets(self.environ)
+            self.lock = read_lock(self.job)
+            self.config = spec.run_config(self.job)
             built = spec.build_release(self.job)
-            pack = build_pack()
-            self.result.resident = pack.id
+            self.result.resident = self.pack.id
             if self.job.trainer is not None:
                 self.result.devices = {
                     "target": list(self.job.trainer.target_devices),
@@ -162,100 +130,113 @@ class Deployment:
                 self.result.release = built.release.id
                 count = counted(len(built.release.files), "file")
                 stage.done(f"release {built.release.id}: {count}, {size(built.bytes)}, {built.release.source}")
-        return pack, built, config, job_secrets
+        return built
 
-    def _connect(self, pack: Pack, built: Built | None) -> Probe:
+    def _connect(self, built: Built | None) -> Probe:
         request = {
             "root": self.job.root,
             "release": to_dict(built.release) if built else None,
-            "resident": pack.id,
+            "resident": self.pack.id,
+            "venv": {"python": self.job.venv.python, "lock": self.lock} if self.job.venv is not None else None,
         }
         with self.stages.stage("connect", f"asking {self.host.name} what is there") as stage:
-            said = boot.call(
-                self.host, self.python, pack.content, "dflash_ops.resident.probe", request, deadline=PROBE_S
-            )
+            before = time.time()
+            said = self.ask("probe", request, deadline=PROBE_S)
             probe = from_dict(Probe, said, "probe")
+            self.clock = clock(probe.now, before, time.time())
             state = describe(probe.snapshot, probe.now) if probe.snapshot is not None else "nothing was started yet"
             stage.done(f"{self.host.name} ({probe.machine}, Python {probe.python}): {state}")
         if probe.release == "damaged":
             self.stages.note(f"release {self.result.release} is damaged there: {', '.join(probe.damaged)}; sent anew")
+        if probe.resident:
+            self.found()
+        if error := probe.venv.get("error"):
+            raise PreflightError(str(error["what"]), f"{self.host.name}: {error['where']}", str(error["next"]))
         return probe
 
-    def _send(self, pack: Pack, built: Built | None, steps: Steps) -> None:
+    def _send(self, built: Built | None, probe: Probe, steps: Steps) -> None:
         send = built if steps.send_release else None
-        self.result.files = len(send.release.files) if send else 0
-        self.result.bytes = (send.bytes if send else 0) + (len(pack.content) if steps.send_resident else 0)
-        parts = [f"resident {pack.id}"] if steps.send_resident else []
-        parts += [f"release {send.release.id} ({counted(len(send.release.files), 'file')})"] if send else []
+        only = probe.lacking if send else ()
+        self.result.files = len(only)
+        self.result.kept = len(send.release.files) - len(only) if send else 0
+        self.result.bytes = sum(send.release.files[i].size for i in only) if send else 0
+        self.result.bytes += len(self.pack.content) if steps.send_resident else 0
+        parts = [f"resident {self.pack.id}"] if steps.send_resident else []
+        if send:
+            some = f"{len(only)} of " if self.result.kept else ""
+            parts.append(f"release {send.release.id} ({some}{counted(len(send.release.files), 'file')})")
         what = f"{' and '.join(parts)}, {size(self.result.bytes)}" if parts else "everything is there already"
         if self.options.plan:
             self.stages.note(f"send: would send {what}" if parts else f"send: {what}")
             return
         with self.stages.stage("send", what) as stage:
             if parts:
-                self._transfer(pack, send, steps, stage)
+                sent = transfer.send(
+                    self.host,
+                    self.python,
+                    self.pack,
+                    self.job.root,
+                    send,
+                    only=only,
+                    resident=steps.send_resident,
+                    on_bytes=stage.bytes,
+                )
+                self.result.files, self.result.bytes, self.result.kept = sent.files, sent.bytes, sent.kept
             stage.done(what)
+        self.found()
 
-    def _transfer(self, pack: Pack, send: Built | None, steps: Steps, stage: Stage) -> None:
-        request = {
-            "root": self.job.root,
-            "token": secrets.token_hex(4),
-            "release": to_dict(send.release) if send else None,
-            "resident": {"id": pack.id, "size": len(pack.content), "sha256": pack.sha256}
-            if steps.send_resident
-            else None,
-        }
-
-        def payload() -> Iterator[bytes]:
-            if steps.send_resident:
-                yield from tar_bytes("resident", pack.content)
-            if send is not None:
-                yield from tar_stream(send, "release")
-            yield tar_end()
-
-        total = (send.stream_bytes if send else 0) + (len(pack.content) if steps.send_resident else 0)
-        boot.call(
-            self.host,
-            self.python,
-            pack.content,
-            "dflash_ops.resident.receive",
-            request,
-            deadline=PROBE_S + total / SLOWEST,
-            payload=payload(),
-            on_bytes=lambda sent: stage.bytes(min(sent, total), total),
+    def _venv(self, probe: Probe, steps: Steps) -> None:
+        """The environment that the lock file means; the job then runs in it."""
+        if self.job.venv is None:
+            return
+        path = str(probe.venv["path"])
+        self.result.venv = str(probe.venv["id"])
+        name = f"environment {self.result.venv} (Python {probe.venv['python']})"
+        if steps.make_venv and self.options.plan:
+            self.stages.note(f"venv: would make {name}")
+        elif steps.make_venv:
+            with self.stages.stage("venv", f"making {name}") as stage:
+                self._make_venv(stage)
+                stage.done(name)
+        env = self.job.env
+        path_before = env.get("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+        self.job = replace(
+            self.job,
+            interpreter=f"{path}/bin/python",
+            env={**env, "PATH": f"{path}/bin:{path_before}", "VIRTUAL_ENV": path},
         )
 
-    def _preflight(
-        self,
-        pack: Pack,
-        built: Built | None,
-        config: spec.Config | None,
-        job_secrets: Mapping[str, str],
-        probe: Probe,
-        steps: Steps,
-        *,
-        sent: bool,
-    ) -> tuple[JobSpec, list[Check]]:
+    def _make_venv(self, stage: Stage) -> None:
+        assert self.job.venv is not None
+        request = {"root": self.job.root, "python": self.job.venv.python, "lock": self.lock}
+        module = "dflash_ops.resident.venv"
+        said = boot.follow(
+            self.host, self.python, self.pack.content, module, request, idle=VENV_IDLE_S, at=self.at
+        )  # fmt: skip
+        for line in said:
+            if "progress" in line:
+                stage.say(str(line["progress"]))
+
+    def _spec(self, built: Built | None, config_name: str) -> JobSpec:
+        return spec.job_spec(
+            self.job,
+            built.release.id if built else None,
+            self.config,
+            config_name,
+            self.secrets,
+            reason=self.options.reason,
+            actor=self.options.actor,
+        )
+
+    def _request(self, built: Built | None, probe: Probe, steps: Steps, *, sent: bool) -> Request:
         pending = None if sent or not steps.send_release else built
         trainer = self.job.trainer
-
-        def spec_for(config_name: str) -> JobSpec:
-            return spec.job_spec(
-                self.job,
-                built.release.id if built else None,
-                config,
-                config_name,
-                job_secrets,
-                reason=self.options.reason,
-                actor=self.options.actor,
-            )
-
-        request = Request(
-            spec=spec_for("run.toml"),
+        return Request(
+            spec=self._spec(built, "run.toml"),
             interpreter=self.job.interpreter,
             bundled=trainer is not None,
-            config_toml=config.toml if config else "",
-            config_json=config.json if config else "",
+            config_toml=self.config.toml if self.config else "",
+            config_json=self.config.json if self.config else "",
             send_files=len(pending.release.files) if pending else 0,
             send_bytes=pending.bytes if pending else 0,
             devices=(*trainer.target_devices, *trainer.drafter_devices) if trainer else (),
@@ -264,35 +245,35 @@ class Deployment:
             begin=self.options.begin,
             pid=probe.launcher,
             touch=sent and not self.options.plan,
+            venv_pending=steps.make_venv and not sent,
         )
-        text = "interpreter, imports, devices, disk, memory, config, data"
-        with self.stages.stage("preflight", text) as stage:
-            said = boot.call(
-                self.host,
-                self.python,
-                pack.content,
-                "dflash_ops.resident.preflight",
-                to_dict(request),
-                deadline=PREFLIGHT_S,
-            )
+
+    def _preflight(self, request: Request) -> tuple[str, list[Check]]:
+        """The name under which the interpreter reads its config, and the checks."""
+        with self.stages.stage("preflight", "interpreter, imports, devices, disk, memory, config, data") as stage:
+            said = self.ask("preflight", to_dict(request), deadline=PREFLIGHT_S)
             checks = [from_dict(Check, c, "preflight check") for c in said["checks"]]
+            checks += [self.clock] if self.clock is not None else []
             counts = {s: sum(c.status == s for c in checks) for s in ("ok", "warn", "failed", "skipped")}
-            parts = [f"{n} {word}" for word, n in counts.items() if n or word == "ok"]
-            stage.done(", ".join(parts))
+            stage.done(", ".join(f"{n} {word}" for word, n in counts.items() if n or word == "ok"))
         for check in checks:
             if self.options.plan or check.status == "warn":
                 mark = "" if check.status == "ok" else f"{check.status}: "
                 self.stages.note(f"  {check.name:<12} {mark}{check.what}" + (f"; {check.next}" if check.next else ""))
-        return spec_for(str(said.get("config_name", "run.toml"))), checks
+        return str(said.get("config_name", "run.toml")), checks
 
     def _say_plan(self, probe: Probe, steps: Steps) -> None:
         say = self.stages.note
+        if steps.gate:
+            say(
+                "gate: would try the release beside the running job first" if steps.stop else "gate: would try it first"
+            )
         if steps.stop:
             grace = self.options.grace_s or self.job.grace_s
-            running = describe(probe.snapshot, probe.now)
+            now = describe(probe.snapshot, probe.now)
             verb = "would stop" if self.options.replace else "would refuse:"
-            say(f"stop: {verb} {running}" + (f" (TERM, KILL after {grace:g} s)" if self.options.replace else ""))
-        if self.options.begin == "fresh":
+            say(f"stop: {verb} {now}" + (f" (TERM, KILL after {grace:g} s)" if self.options.replace else ""))
+        if steps.aside:
             say("aside: would set the checkpoints aside, whole")
         if self.result.release is not None:
             say(f"activate: current -> {self.result.release} (now: {probe.current or 'nothing'})")
@@ -300,7 +281,40 @@ class Deployment:
             say(f"devices: {role} {', '.join(devices)}")
         for key, value in self.result.overrides.items():
             say(f"override: {key} = {value}")
-        say("start: would start a new attempt" if not self._refusals else "start: would be refused, as said below")
+        if self._refusals:
+            say("start: would be refused, as said below")
+        else:
+            seconds = window(self, self.options.watch_s)
+            say(f"start: would start a new attempt, watched until its first step, for at most {seconds:g} s")
+            say(f"in all {steps.execs} commands on {self.host.name}")
+
+    def _gate(self, request: Request, config_name: str, steps: Steps) -> None:
+        if not steps.gate:
+            if steps.stop and self.options.gate is None and not self._can_gate():
+                self.stages.note("gate: the job has no `gate` command: whether the new release runs was not tried")
+            return
+        data = {
+            "request": to_dict(request),
+            "argv": list(self.job.gate) if self.job.gate is not None else None,
+            "config_name": config_name,
+            "deadline_s": self.job.gate_s,
+        }
+        where = "beside the running job" if steps.stop else "at tiny size"
+        with self.stages.stage("gate", f"trying the new release {where}, up to {self.job.gate_s:g} s") as stage:
+            said = self.ask("gate", data, deadline=self.job.gate_s + PROBE_S)
+            said["log"] = [self.mask(line) for line in said["log"]]
+            self.result.gate = said
+            if not said["ok"]:
+                untouched = "; the running job was not touched" if steps.stop else ""
+                raise PreflightError(
+                    f"the new release failed its smoke gate: {self.mask(said['cause'])}{untouched}\n"
+                    + "\n".join(said["log"]),
+                    f"{self.host.name}: {said['folder']}",
+                    "correct the cause; --no-gate deploys without trying",
+                )
+            stage.done(said["what"])
+        if said["not_exercised"]:
+            self.stages.note(f"gate: on the CPU these were not tried: {', '.join(said['not_exercised'])}")
 
     def _stop(self, probe: Probe, steps: Steps) -> None:
         if not steps.stop:
@@ -310,10 +324,10 @@ class Deployment:
         with self.stages.stage("stop", text) as stage:
             reason = self.options.reason or "replaced by a new deploy"
             self.result.replaced = self.client.stop(grace=grace, reason=reason, actor=self.options.actor)
-            stage.done(stopped_text(self.result.replaced, self.client.snapshot().snapshot))
+            stage.done(stopped_text(self.result.replaced))
 
-    def _aside(self) -> None:
-        if self.options.begin != "fresh":
+    def _aside(self, steps: Steps) -> None:
+        if not steps.aside:
             return
         with self.stages.stage("aside", "setting the checkpoints aside") as stage:
             reason = self.options.reason or "deploy --fresh"
@@ -322,66 +336,47 @@ class Deployment:
             stage.done(f"checkpoints set aside: {moved}" if moved else "there were no checkpoints")
 
     def _start(self, job_spec: JobSpec, *, stopped: bool) -> None:
+        request = {
+            "use": self.pack.id,
+            "deployed": {
+                "release": self.result.release,
+                "resident": self.result.resident,
+                "overrides": self.result.overrides,
+                "devices": self.result.devices,
+                "begin": self.options.begin,
+                "reason": self.options.reason,
+                "gate": self.result.gate["what"] if self.result.gate else None,
+            },
+            "spec": to_dict(job_spec),
+            "keep_releases": self.job.keep_releases,
+        }
         with self.stages.stage("start", "switching the release, starting the session") as stage:
             try:
-                self.client.record("deployed", self._deployed(), actor=self.options.actor)
-                if job_spec.release is not None:
-                    self.client.activate(job_spec.release, actor=self.options.actor)
-                stage.say("waiting for the launcher")
-                started = self.client.start(job_spec)
+                stdin = json.dumps(request).encode() + b"\n"
+                started = self.client.ask("begin", stdin=stdin, deadline=START_S)
             except DflashError as error:
                 if stopped:
                     error.next = f"{error.next}; the old attempt is stopped: deploy again to go on".lstrip("; ")
                 raise
             self.result.attempt = int(started["attempt"])
-            stage.say(f"attempt {self.result.attempt} runs; watching its first seconds")
-            seen = self._watch(self.result.attempt)
+            self.result.removed = list(started["removed"])
+            stage.done(f"attempt {self.result.attempt} runs")
+        if self.result.removed:
+            names = ", ".join(self.result.removed)
+            self.stages.note(f"releases removed (keep_releases = {self.job.keep_releases}): {names}")
+
+    def _watch(self, probe: Probe) -> None:
+        """The watch window, and the way back if the attempt does not survive it."""
+        attempt = self.result.attempt
+        assert attempt is not None
+        seconds = window(self, self.options.watch_s)
+        with self.stages.stage("watch", f"attempt {attempt}: until its first step, {seconds:g} s at most") as stage:
+            seen = watch(self, attempt, seconds, stage)
             self.result.state = seen.snapshot.state.value
-            self._judge(seen)
-            stage.done(f"attempt {self.result.attempt}: {seen.snapshot.state.value}")
-
-    def _use(self, pack: Pack) -> None:
-        """`resident/current.pyz` -> this resident: everything from here on is asked through it."""
-        request = {"root": self.job.root, "token": secrets.token_hex(4), "use": pack.id}
-        boot.call(self.host, self.python, pack.content, "dflash_ops.resident.receive", request, deadline=PROBE_S)
-
-    def _deployed(self) -> dict[str, Any]:
-        return {
-            "release": self.result.release,
-            "resident": self.result.resident,
-            "overrides": self.result.overrides,
-            "devices": self.result.devices,
-            "begin": self.options.begin,
-            "reason": self.options.reason,
-        }
-
-    def _watch(self, attempt: int) -> Seen:
-        """The state after a few seconds, or as soon as the attempt has ended or makes steps."""
-        end = time.monotonic() + WATCH_S
-        while True:
-            seen = self.client.snapshot()
-            snapshot = seen.snapshot
-            ours = snapshot.attempt == attempt
-            stepping = snapshot.state in (State.STEPPING, State.SLOW)
-            if (ours and (snapshot.exit is not None or stepping)) or time.monotonic() >= end:
-                return seen
-            time.sleep(WATCH_EVERY_S)
-
-    def _judge(self, seen: Seen) -> None:
-        """A trainer that failed at once is an error that shows its last words.
-
-        Raises:
-            StartError: it ended by itself with a failure.
-        """
-        snapshot = seen.snapshot
-        if snapshot.state is not State.CRASHED:
+            failed = crash(self, attempt, seen)
+            stage.done(f"attempt {attempt} is {seen.snapshot.state.value}" if failed is None else "it crashed")
+        if failed is None:
             return
-        how = snapshot.exit.describe() if snapshot.exit is not None else snapshot.detail
-        lines = [line.decode("utf-8", "replace") for line in self.client.logs(attempt=self.result.attempt, lines=15)]
-        text = "\n".join(line for line in lines if line.strip())
-        first = f"; first cause in {snapshot.error.worker}: {snapshot.error.message}" if snapshot.error else ""
-        raise StartError(
-            f"attempt {self.result.attempt} ended at once: {how}{first}\n{text}",
-            f"{self.where}/run/attempts/{self.result.attempt}/log",
-            f"correct the cause, then: dflash-ops deploy {self.job.name}",
-        )
+        if self.options.rollback:
+            go_back(self, failed, probe.snapshot, self.result, self.options)
+        raise failed

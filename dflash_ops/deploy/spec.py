@@ -43,7 +43,7 @@ def build_release(job: Job) -> Built | None:
         ReleaseError: as `release.build`.
     """
     if job.source is not None:
-        return build(Path(job.source), version=__version__)
+        return build(Path(job.source), version=__version__, ignores=True)
     if job.trainer is not None:
         return build(bundled("trainer"), prefix="trainer", source="the bundled trainer", version=__version__)
     return None

@@ -18,7 +18,13 @@ from dflash_ops.inventory import Inventory, Job
 from dflash_ops.resident.machine import in_range
 
 #: What this side needs (the dependencies of pyproject.toml, held equal by a test).
-PACKAGES: Mapping[str, str] = {"paramiko": ">=4.0", "typer": ">=0.16", "rich": ">=14.0", "libtmux": ">=0.46"}
+PACKAGES: Mapping[str, str] = {
+    "paramiko": ">=4.0",
+    "typer": ">=0.16",
+    "rich": ">=14.0",
+    "libtmux": ">=0.46",
+    "pathspec": ">=0.12.1",
+}
 
 #: The argument of `python -c`: reads a length, then that much code, and runs it. One line of ASCII, whatever the way.
 LOADER = "import sys;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"

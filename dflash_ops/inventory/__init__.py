@@ -17,6 +17,7 @@ from dflash_ops.inventory.model import (
     SecretEnv,
     SshHost,
     Trainer,
+    Venv,
 )
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "SecretEnv",
     "SshHost",
     "Trainer",
+    "Venv",
     "find_inventory",
     "load",
 ]

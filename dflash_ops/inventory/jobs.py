@@ -21,7 +21,7 @@ from dflash_ops.inventory.model import (
 )
 from dflash_ops.inventory.paths import home, local_path, local_program
 from dflash_ops.inventory.reader import Table
-from dflash_ops.inventory.runs import read_foreign, read_what_runs
+from dflash_ops.inventory.runs import read_foreign, read_gate, read_venv, read_what_runs
 
 _ALLOW = re.compile(r"[a-z0-9_.*-]+:[a-z0-9_.*-]+")
 
@@ -57,8 +57,9 @@ def read_job(name: str, table: Table, hosts: Mapping[str, Host], host_names: Seq
     interpreter = _interpreter(table, host, folder)
     checkpoints = table.text("checkpoints", "checkpoints") or "checkpoints"
     env = read_env(table, "env")
-    trainer, command = read_what_runs(name, table)
-    progress, finished_rc, remedies = read_foreign(table, command is not None)
+    adopted = table.flag("adopted", False)
+    trainer, command = read_what_runs(name, table, adopted=adopted)
+    progress, finished_rc, remedies = read_foreign(table, command is not None or adopted)
     job = Job(
         name=name,
         host=host.name if host is not None else "",
@@ -79,10 +80,16 @@ def read_job(name: str, table: Table, hosts: Mapping[str, Host], host_names: Seq
         progress=progress,
         finished_rc=finished_rc,
         remedies=remedies,
+        venv=read_venv(table, folder),
+        gate=read_gate(table),
+        gate_s=table.number("gate_s", 300.0, most=86_400),
+        watch_s=table.number("watch_s", 180.0, most=86_400),
+        keep_releases=table.integer("keep_releases", 5, least=1, most=10_000),
+        adopted=adopted,
         inventory=str(file),
     )
     table.close()
-    return job if host is not None and root is not None and (trainer or command) else None
+    return job if host is not None and root is not None and (trainer or command or adopted) else None
 
 
 # -- where it runs

@@ -126,8 +126,16 @@ class SecretEnv:
 
 
 @dataclass(frozen=True)
+class Venv:
+    """An environment made there from `lock`, an absolute file on this machine, by `python`, a program there."""
+
+    lock: str
+    python: str = "python3"
+
+
+@dataclass(frozen=True)
 class Job:
-    """One job. Exactly one of `trainer` and `command` is set.
+    """One job. Exactly one of `trainer` and `command` is set, or neither where the job is `adopted`.
 
     `root` and `checkpoints` are absolute paths on the job's host, `interpreter` is absolute or a name found in PATH
     there, `source` is an absolute folder on this machine (None: the bundled code). `overrides` are those of one run.
@@ -152,6 +160,12 @@ class Job:
     progress: str = ""
     finished_rc: tuple[int, ...] = (0,)
     remedies: Mapping[str, Remedy] = field(default_factory=dict)
+    venv: Venv | None = None
+    gate: tuple[str, ...] | None = None
+    gate_s: float = 300.0
+    watch_s: float = 180.0
+    keep_releases: int = 5
+    adopted: bool = False
     overrides: Mapping[str, str] = field(default_factory=dict)
     inventory: str = ""
 

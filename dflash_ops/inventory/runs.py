@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -13,11 +14,12 @@ from dflash_ops.errors import ContractError
 from dflash_ops.inventory.devices import DEVICE_HELP, check_roles, parse_device
 from dflash_ops.inventory.env import read_env
 from dflash_ops.inventory.lines import Path as KeyPath
-from dflash_ops.inventory.model import REMEDIES, TRAINER_TABLES, Remedy, Trainer, did_you_mean
+from dflash_ops.inventory.model import REMEDIES, TRAINER_TABLES, Remedy, Trainer, Venv, did_you_mean
+from dflash_ops.inventory.paths import local_path
 from dflash_ops.inventory.reader import Table
 
 
-def read_what_runs(name: str, table: Table) -> tuple[Trainer | None, tuple[str, ...] | None]:
+def read_what_runs(name: str, table: Table, *, adopted: bool = False) -> tuple[Trainer | None, tuple[str, ...] | None]:
     command = table.texts("command", example='command = ["python3", "train.py"]')
     trainer = table.table("trainer", example=f"a table: [jobs.{name}.trainer]")
     if "command" in table and "trainer" in table:
@@ -26,7 +28,13 @@ def read_what_runs(name: str, table: Table) -> tuple[Trainer | None, tuple[str, 
             "command",
             "keep one: [jobs.NAME.trainer] for the bundled trainer, command for your own",
         )
-    elif "command" not in table and "trainer" not in table:
+    elif adopted and ("command" in table or "trainer" in table):
+        table.fault(
+            f"job {name} is adopted: what runs in it was not started by dflash-ops",
+            "adopted",
+            "remove adopted, or remove its trainer or command",
+        )
+    elif not adopted and "command" not in table and "trainer" not in table:
         table.fault(
             f"job {name} has nothing to run",
             None,
@@ -120,6 +128,36 @@ def read_foreign(table: Table, has_command: bool) -> tuple[str, tuple[int, ...],
             if key in table:
                 table.fault(f"{key} belongs to a job with its own command", key, "remove it: the trainer has its own")
     return progress, finished, remedies
+
+
+def read_venv(table: Table, folder: Path) -> Venv | None:
+    """`venv = { lock = ..., python = ... }`."""
+    below = table.table("venv", example='venv = { lock = "requirements.lock" }')
+    if below is None:
+        return None
+    lock = below.text("lock", example='lock = "requirements.lock"')
+    python = below.text("python", "python3") or "python3"
+    if lock is None and "lock" not in below:
+        below.fault("venv has no lock", None, 'add lock = "requirements.lock", a file on this machine')
+    if "/" in python and not python.startswith("/"):
+        below.fault(f"python is a relative path: {python!r}", "python", "write the whole path, or a name found in PATH")
+    if "interpreter" in table:
+        table.fault("a job has a venv or an interpreter, not both", "venv", "keep one of them")
+    below.close()
+    return Venv(local_path(lock, folder) or "", python) if lock is not None else None
+
+
+def read_gate(table: Table) -> tuple[str, ...] | None:
+    """`gate = [...]`: of a job's own command only; the bundled trainer has its own."""
+    gate = table.texts("gate", example='gate = ["python3", "{release}/smoke.py"]')
+    if gate is None:
+        return None
+    if "trainer" in table:
+        table.fault("gate belongs to a job with its own command", "gate", "remove it: the trainer has its own")
+    if not gate or not gate[0].strip() or any("\0" in word for word in gate):
+        table.fault("gate is no command", "gate", 'write gate = ["python3", "{release}/smoke.py"]')
+        return None
+    return gate
 
 
 def _remedies(table: Table) -> Mapping[str, Remedy]:

@@ -15,6 +15,7 @@ from pathlib import Path
 #: command -> (module, function, what it does)
 COMMANDS = {
     "start": ("start", "main", "start the next attempt of the job on standard input"),
+    "begin": ("begin", "main", "switch resident and release, then start, in one step"),
     "stop": ("stop", "main", "TERM, then KILL after the grace time"),
     "snapshot": ("snapshot", "main", "the job's state"),
     "follow": ("snapshot", "follow_main", "the job's state, one line a change"),
@@ -25,6 +26,8 @@ COMMANDS = {
     "record": ("records", "record_main", "write an operator's event into the journal"),
     "attempts": ("records", "attempts_main", "list all attempts"),
     "activate": ("records", "activate_main", "switch `current` to a release"),
+    "releases": ("releases", "main", "list the releases that are there"),
+    "rollback": ("rollback", "main", "back to what ran before"),
     "aside": ("aside", "main", "move the checkpoints aside, whole"),
     "preflight": ("preflight", "main", "is the machine ready for the job"),
 }

@@ -114,6 +114,8 @@ def interpreter(request: Request) -> tuple[list[Check], tuple[int, ...] | None]:
     said_name = request.interpreter if request.bundled else request.spec.argv[0]
     if "{release}" in said_name and not request.release_there:
         return [_skipped("interpreter", f"{said_name} comes with the release")], None
+    if request.venv_pending:
+        return [_skipped("interpreter", "checked once the environment is made")], None
     program = request.fill(said_name)
     path = shutil.which(program, path=env.get("PATH"))
     key = "`interpreter`" if request.bundled else "`command`"

@@ -31,6 +31,7 @@ class Request:
         begin: `resume`, `fresh` or empty.
         pid: launcher of the running attempt that is to be replaced; its memory comes back.
         touch: whether a file may be written to see if that works.
+        venv_pending: the interpreter's environment is still to be made.
     """
 
     SCHEMA: ClassVar[int] = 1
@@ -48,6 +49,7 @@ class Request:
     begin: str = ""
     pid: int | None = None
     touch: bool = True
+    venv_pending: bool = False
     schema: int = 1
 
     @property

@@ -10,13 +10,13 @@ import os
 import platform
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from dflash_ops.contracts import Layout, Release, Snapshot, from_dict, to_dict
-from dflash_ops.resident import attempts, daemon
-from dflash_ops.resident.receive import damaged_files
+from dflash_ops.resident import attempts, daemon, journal, venv
+from dflash_ops.resident.content import damaged_files, lacking
 from dflash_ops.resident.watch import Watcher
 
 
@@ -26,6 +26,9 @@ class Probe:
 
     `release` is `none` (the job has none), `missing`, `whole` or `damaged` (then `damaged` names some files);
     `resident` = whether the zipapp of the asked id is there; `current` = id that `current` points to;
+    `lacking` = indices of the release's files whose content must travel, where the release is missing or damaged;
+    `venv` = what `resident.venv.look` says, empty for a job without one;
+    `topology` = targets and drafters of the last deploy, None where it said none;
     `snapshot` = the job's state now, None where nothing was ever started; `launcher` = pid of the living launcher;
     `now` = that machine's clock.
     """
@@ -41,19 +44,23 @@ class Probe:
     launcher: int | None = None
     python: str = ""
     machine: str = ""
+    lacking: tuple[int, ...] = ()
+    topology: tuple[int, int] | None = None
+    venv: dict[str, Any] = field(default_factory=dict)
     schema: int = 1
 
 
 def probe(request: dict[str, Any]) -> dict[str, Any]:
     layout = Layout(Path(request["root"]))
     release = from_dict(Release, request["release"], "manifest") if request.get("release") else None
-    state, damaged = "none", []
+    state, damaged, absent = "none", [], []
     if release is not None:
         folder = layout.release(release.id)
         state = "missing"
         if os.path.lexists(folder):
             damaged = damaged_files(folder, release.files)
             state = "damaged" if damaged else "whole"
+        absent = lacking(layout.root, release.files) if state != "whole" else []
     answer = Probe(
         now=time.time(),
         release=state,
@@ -64,6 +71,9 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
         launcher=_launcher(layout),
         python=platform.python_version(),
         machine=platform.node(),
+        lacking=tuple(absent),
+        topology=_topology(layout),
+        venv=venv.look(layout.root, request["venv"]) if request.get("venv") else {},
     )
     return dict(to_dict(answer))
 
@@ -73,6 +83,17 @@ def _current(layout: Layout) -> str | None:
         return layout.current.readlink().name
     except OSError:
         return None
+
+
+def _topology(layout: Layout) -> tuple[int, int] | None:
+    """Targets and drafters of the newest `deployed` event."""
+    for event in reversed(journal.read(layout.journal)[0]):
+        if event.event == "deployed":
+            devices = event.data.get("devices")
+            if isinstance(devices, dict) and devices:
+                return len(devices.get("target") or ()), len(devices.get("drafter") or ())
+            return None
+    return None
 
 
 def _snapshot(layout: Layout) -> Snapshot | None:

@@ -1,18 +1,19 @@
 """Take a release and the resident from a tar stream: run through deploy/boot.py (docs/deploy.md).
 
-Standard input: one line of JSON `{root, token, release, resident}`, then tar with members `release/<path>` and
-`resident`; or `{root, token, use}`, which makes a resident that is there the current one.
+Standard input: one line of JSON `{root, token, release, resident, take}`, then tar with members `release/<path>` and
+`resident`; or `{root, token, use}`, which makes a resident that is there the current one; or `{root, ask}` with a
+manifest, which asks what of it would have to travel. With `take` a file that does not come is copied from another
+release that holds the same content.
 
-The rule here: nothing that looks complete exists before it is complete. Everything is unpacked beside its place,
+The rules here: nothing that looks complete exists before it is complete. Everything is unpacked beside its place,
 checked against the manifest, flushed, and renamed; an upload that was cut leaves only a folder whose name says so, and
-the next one removes it.
+the next one removes it. And what is imported is little: this runs while somebody waits for an upload of some files.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -23,31 +24,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from dflash_ops.contracts import FileEntry, Layout, Release, dumps, from_dict
 from dflash_ops.errors import DflashError, PreflightError, TransferError
+from dflash_ops.resident.content import (
+    PIECE,
+    Stock,
+    copy_checked,
+    damaged_files,
+    flush_files,
+    lacking,
+    sync_folder,
+    sync_tree,
+)
+from dflash_ops.resident.manifest import MANIFEST, Entry, Manifest, manifest
 
 INCOMING = ".incoming-"
-MANIFEST = ".release.json"
-
-
-def damaged_files(folder: Path, files: tuple[FileEntry, ...]) -> list[str]:
-    """Paths of a release that are missing or are not what the manifest says."""
-    return [f.path for f in files if not _intact(folder / f.path, f)]
-
-
-def _intact(path: Path, entry: FileEntry) -> bool:
-    try:
-        if entry.link is not None:
-            return path.is_symlink() and str(path.readlink()) == entry.link
-        if path.is_symlink() or path.stat().st_size != entry.size:
-            return False
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while piece := file.read(1 << 20):
-                digest.update(piece)
-    except OSError:
-        return False
-    return digest.hexdigest() == entry.sha256
 
 
 @contextmanager
@@ -88,59 +78,87 @@ def _remove_if_dead(path: Path) -> None:
 
 
 def receive(stream: IO[bytes], request: dict[str, Any]) -> dict[str, Any]:
-    """Unpack what `request` announces; `{"schema": 1, "release": id|null, "resident": id|null, "damaged_kept": ...}`.
+    """Do what `request` announces (see the top of this file).
+
+    The answer to an upload is `{schema, release, resident, damaged_kept, lacking}`; with `lacking` (indices of files
+    that were to be taken from other releases and are not there any more) nothing was made.
 
     Raises:
         TransferError: the stream ended early, or what arrived is not what the manifest says.
         PreflightError: the place cannot be written (read-only, no room, no permission).
         OSError: as `main` translates it.
     """
-    layout = Layout(Path(request["root"]))
+    root = Path(request["root"])
+    if request.get("ask"):
+        return {"schema": 1, "lacking": lacking(root, manifest(request["ask"]).files)}
     token = str(request["token"])
     if request.get("use"):
-        return _use(layout, str(request["use"]), token)
-    release = from_dict(Release, request["release"], "manifest") if request.get("release") else None
+        return use(root, str(request["use"]), token)
+    release = manifest(request["release"]) if request.get("release") else None
     resident = request.get("resident")
     kept: str | None = None
-    layout.run.mkdir(parents=True, exist_ok=True)
-    layout.resident.mkdir(parents=True, exist_ok=True)
-    with incoming(layout.releases, release.id if release else "resident", token) as folder:
+    (root / "run").mkdir(parents=True, exist_ok=True)
+    (root / "resident").mkdir(parents=True, exist_ok=True)
+    releases = root / "releases"
+    with incoming(releases, release.id if release else "resident", token) as folder:
         wanted = {f"release/{f.path}": f for f in release.files} if release else {}
         if resident:
-            wanted["resident"] = FileEntry("resident", 0o644, int(resident["size"]), str(resident["sha256"]))
-        _unpack(stream, folder, wanted)
+            wanted["resident"] = Entry("resident", 0o644, int(resident["size"]), str(resident["sha256"]))
+        left = _unpack(stream, folder, wanted, links=bool(request.get("take")))
+        if left and not request.get("take"):
+            raise TransferError(
+                f"{len(left)} of {len(wanted)} files did not arrive, the first is {next(iter(left))}",
+                "tar stream",
+                "deploy again",
+            )
+        gone = _take(Stock(releases), folder, left) if left else set()
+        if gone and release:
+            missing = [i for i, f in enumerate(release.files) if f"release/{f.path}" in gone]
+            return {"schema": 1, "release": None, "resident": None, "damaged_kept": None, "lacking": missing}
         if resident:
-            pyz = layout.resident / f"{resident['id']}.pyz"
+            pyz = root / "resident" / f"{resident['id']}.pyz"
+            flush_files([folder / "resident"])
             (folder / "resident").replace(pyz)
-            _sync_folder(layout.resident)
+            sync_folder(pyz.parent)
         if release:
-            manifest = folder / "release" / MANIFEST
-            _write(manifest, dumps(release).encode() + b"\n", 0o644)
-            _sync_tree(folder / "release")
-            kept = _settle(folder / "release", layout, release, token)
+            (folder / "release").mkdir(exist_ok=True)
+            _write(folder / "release" / MANIFEST, json.dumps(release.raw, ensure_ascii=False).encode() + b"\n")
+            sync_tree(folder / "release")
+            kept = _settle(folder / "release", releases, release, token)
     return {
         "schema": 1,
         "release": release.id if release else None,
         "resident": resident["id"] if resident else None,
         "damaged_kept": kept,
+        "lacking": [],
     }
 
 
-def _use(layout: Layout, id: str, token: str) -> dict[str, Any]:
+def use(root: Path, id: str, token: str) -> dict[str, Any]:
     """`resident/current.pyz` -> `<id>.pyz`, by rename."""
-    if not (layout.resident / f"{id}.pyz").is_file():
-        raise TransferError("the resident that was sent is not there any more", str(layout.resident), "deploy again")
-    beside = layout.resident / f".current-{token}"
+    folder = root / "resident"
+    if not (folder / f"{id}.pyz").is_file():
+        raise TransferError("the resident that was sent is not there any more", str(folder), "deploy again")
+    beside = folder / f".current-{token}"
     beside.symlink_to(f"{id}.pyz")
-    beside.replace(layout.resident_current)
-    _sync_folder(layout.resident)
+    beside.replace(folder / "current.pyz")
+    sync_folder(folder)
     return {"schema": 1, "resident": id}
 
 
-def _unpack(stream: IO[bytes], folder: Path, wanted: dict[str, FileEntry]) -> None:
+class _Arriving:
+    """What has arrived, without waiting for a whole piece of it."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
+
+
+def _unpack(stream: IO[bytes], folder: Path, wanted: dict[str, Entry], *, links: bool) -> dict[str, Entry]:
+    """What comes, in its place; gives what did not come. `links`: they are made from the manifest."""
     left = dict(wanted)
+    made = {folder}
     try:
-        with tarfile.open(fileobj=stream, mode="r|") as tar:
+        with tarfile.open(fileobj=_Arriving(stream), mode="r|", bufsize=PIECE // 4) as tar:  # type: ignore[call-overload]
             for member in tar:
                 entry = left.pop(member.name, None)
                 if entry is None:
@@ -148,22 +166,39 @@ def _unpack(stream: IO[bytes], folder: Path, wanted: dict[str, FileEntry]) -> No
                         f"the stream holds something that was not announced: {member.name!r}", "tar stream"
                     )
                 path = _inside(folder, member.name)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                if entry.link is not None:
+                _make_parent(path, made)
+                if entry.link is not None and member.issym():
                     path.symlink_to(entry.link)
                     continue
-                source = tar.extractfile(member)
-                if source is None:
+                source = tar.extractfile(member) if member.isreg() else None
+                if source is None or entry.link is not None:
                     raise TransferError(f"{member.name!r} arrived as something else than a file", "tar stream")
-                _copy(source, path, entry)
+                copy_checked(source, path, entry)
     except tarfile.TarError as error:
         raise TransferError(f"the stream ended early or is damaged: {error}", "tar stream", "deploy again") from error
-    if left:
-        raise TransferError(
-            f"{len(left)} of {len(wanted)} files did not arrive, the first is {next(iter(left))}",
-            "tar stream",
-            "deploy again",
-        )
+    for name in [n for n, e in left.items() if e.link is not None] if links else ():
+        path = _inside(folder, name)
+        _make_parent(path, made)
+        path.symlink_to(str(left.pop(name).link))
+    return left
+
+
+def _take(stock: Stock, folder: Path, left: dict[str, Entry]) -> set[str]:
+    """Copy what did not come from other releases; gives the names that nobody has."""
+    made: set[Path] = set()
+    gone = set()
+    for name, entry in left.items():
+        path = _inside(folder, name)
+        _make_parent(path, made)
+        if not stock.copy(entry, path):
+            gone.add(name)
+    return gone
+
+
+def _make_parent(path: Path, made: set[Path]) -> None:
+    if path.parent not in made:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made.add(path.parent)
 
 
 def _inside(folder: Path, name: str) -> Path:
@@ -174,59 +209,24 @@ def _inside(folder: Path, name: str) -> Path:
     return folder / pure
 
 
-def _copy(source: IO[bytes], path: Path, entry: FileEntry) -> None:
-    digest, size = hashlib.sha256(), 0
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
-    with os.fdopen(fd, "wb") as file:
-        while piece := source.read(1 << 20):
-            digest.update(piece)
-            size += len(piece)
-            file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
-        os.fchmod(file.fileno(), entry.mode)  # not left to the umask
-    if size != entry.size or digest.hexdigest() != entry.sha256:
-        raise TransferError(
-            f"{entry.path} arrived with {size} bytes and hash {digest.hexdigest()[:12]}, "
-            f"sent were {entry.size} bytes and {entry.sha256[:12]}",
-            str(path),
-            "deploy again",
-        )
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+def _write(path: Path, content: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     with os.fdopen(fd, "wb") as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
-def _settle(new: Path, layout: Layout, release: Release, token: str) -> str | None:
+def _settle(new: Path, releases: Path, release: Manifest, token: str) -> str | None:
     """Rename the whole release into place; a damaged one of the same name is kept aside. Its name, or None."""
-    place = layout.release(release.id)
+    place = releases / release.id
     kept: str | None = None
-    if place.exists():
+    if os.path.lexists(place):
         if not damaged_files(place, release.files):
             return None  # somebody else was faster with the same content
         kept = f".damaged-{release.id}-{token}"
-        place.rename(layout.releases / kept)
+        place.rename(releases / kept)
     new.rename(place)
-    _sync_folder(layout.releases)
+    sync_folder(releases)
     return kept
-
-
-def _sync_tree(folder: Path) -> None:
-    for path, _, _ in os.walk(folder):
-        _sync_folder(Path(path))
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 _REASONS = {

@@ -51,7 +51,7 @@ def stop(layout: Layout, grace_s: float | None = None, reason: str = "", actor: 
     found = attempts.last(layout)
     if found is None:
         return {"schema": 1, "attempt": None, "state": State.UNKNOWN.value, "already": True, "escalated": False,
-                "detail": "never started", "exit": None, "warnings": []}  # fmt: skip
+                "detail": "never started", "exit": None, "checkpoint": None, "warnings": []}  # fmt: skip
     if found.start is None and found.layout.start.exists():
         raise StateError(
             f"who to stop is not known: {'; '.join(found.damaged)}",
@@ -83,6 +83,7 @@ def stop(layout: Layout, grace_s: float | None = None, reason: str = "", actor: 
         "escalated": escalated,
         "detail": snapshot.detail,
         "exit": to_dict(snapshot.exit),
+        "checkpoint": to_dict(snapshot.checkpoint) if snapshot.attempt == attempt.number else None,
         "warnings": told,
     }
 

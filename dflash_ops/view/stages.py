@@ -113,6 +113,19 @@ class Plain:
         print(clean(text), file=self._stream, flush=True)
 
 
+class Labelled(Plain):
+    """As `Plain`, each line with a label in front: several jobs tell their stages on one stream."""
+
+    def __init__(self, stream: IO[str], label: str, patience: float = PATIENCE_S) -> None:
+        super().__init__(stream, patience)
+        self._label = clean(label)
+
+    def _print(self, text: str) -> None:
+        lines = [f"[{self._label}] {clean(line)}" for line in text.splitlines() or [""]]
+        self._stream.write("\n".join(lines) + "\n")  # one write: lines of different jobs do not mix
+        self._stream.flush()
+
+
 class _RichStage:
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress, self._task, self.result, self.text = progress, task, "", ""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dflash_ops.contracts import ExitRecord, Snapshot, from_dict
+from dflash_ops.contracts import CheckpointInfo, ExitRecord, from_dict
 from dflash_ops.view.text import clean, duration
 
 
-def stopped_text(answer: Mapping[str, Any], after: Snapshot) -> str:
+def stopped_text(answer: Mapping[str, Any]) -> str:
     """`attempt 3 stopped: exit code 3 (stopped on request, state saved); saved at step 100`.
 
     Args:
-        answer: what the resident's `stop` said. after: the state afterwards, for the checkpoint.
+        answer: what the resident's `stop` said.
     """
     attempt = answer.get("attempt")
     if attempt is None:
@@ -27,7 +27,7 @@ def stopped_text(answer: Mapping[str, Any], after: Snapshot) -> str:
             parts[0] += f", after {duration(record.duration_s)}"
     if answer.get("escalated"):
         parts.append("it did not end in its grace time and was ended by KILL; what came after its last save is lost")
-    if after.attempt == attempt and after.checkpoint is not None:
-        parts.append(f"saved at step {after.checkpoint.step}")
+    if answer.get("checkpoint"):
+        parts.append(f"saved at step {from_dict(CheckpointInfo, answer['checkpoint'], 'stop').step}")
     parts += [clean(str(w)) for w in answer.get("warnings") or ()]
     return "; ".join(parts)

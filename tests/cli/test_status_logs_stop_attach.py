@@ -95,7 +95,7 @@ def test_stop_says_what_came_of_it(
 ) -> None:
     record = {"attempt": 2, "t": 1000.0, "duration_s": 9.0, "schema": 1, **exit}
     said = {"schema": 1, "attempt": 2, "state": "stopped", "already": False, "escalated": False, "detail": "",
-            "exit": record, "warnings": [], **answer}  # fmt: skip
+            "exit": record, "checkpoint": {"step": 4, "path": "p", "t": 999.0}, "warnings": [], **answer}  # fmt: skip
     host.answer(*PYZ, "/srv/a/resident/current.pyz", "stop", ..., stdout=json.dumps(said) + "\n")
     sees(host, "a", replace(SNAP, state=State.STOPPED, checkpoint=CheckpointInfo(4, "p", 999.0)))
     assert run(["stop", "a", "--grace", "7", "--reason", "lunch"]) == 0

@@ -135,7 +135,6 @@ class Toy:
 @pytest.fixture
 def toy(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Toy]:
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr("dflash_ops.deploy.run.WATCH_S", 1.0)
     source = tmp_path / "src"
     source.mkdir()
     (source / "train.py").write_text(TRAINER)
@@ -150,6 +149,7 @@ def toy(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.M
         progress=r"it (?P<step>\d+)/(?P<total>\d+) loss (?P<loss>\S+)",
         env={"HERE": "{root}"},
         grace_s=10,
+        watch_s=20,
     )
     try:
         yield made

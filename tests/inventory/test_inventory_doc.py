@@ -22,6 +22,7 @@ from dflash_ops.inventory import (
     Remedy,
     SshHost,
     Trainer,
+    Venv,
     load,
 )
 
@@ -49,6 +50,7 @@ SECTIONS = {
     "Host of kind `ssh`": names(SshHost, "kind"),
     "Host of kind `lxc`": names(LxcHost, "kind"),
     "Job": names(Job),
+    "Venv": names(Venv),
     "Trainer": names(Trainer, *TRAINER_TABLES),
     "Limits": names(Limits),
     "Policy": names(Policy),
@@ -89,6 +91,7 @@ host = "l"
 root = "b"
 command = ["true"]
 limits = { zzz = 1 }
+venv = { lock = "l", zzz = 1 }
 policy = { zzz = 1, budgets = { zzz = 1 } }
 remedies = { fresh_cache = { zzz = 1 } }
 """
@@ -101,6 +104,7 @@ AT = {
     "jobs.a.zzz": "Job",
     "jobs.a.trainer.zzz": "Trainer",
     "jobs.b.limits.zzz": "Limits",
+    "jobs.b.venv.zzz": "Venv",
     "jobs.b.policy.zzz": "Policy",
     "jobs.b.policy.budgets.zzz": "Budgets",
     "jobs.b.remedies.fresh_cache.zzz": "Remedy",
@@ -126,7 +130,7 @@ def test_defaults_are_as_the_page_says() -> None:
     job = {f.name: f.default for f in fields(Job)}
     for key in ("socket", "interpreter"):
         assert documented("Job")[key] == f'`"{job[key]}"`'
-    for key in ("grace_s", "history_limit"):
+    for key in ("grace_s", "history_limit", "watch_s", "gate_s", "keep_releases"):
         assert float(documented("Job")[key].strip("`")) == job[key]
     assert documented("Host of kind `ssh`")["port"] == "`22`"
 

@@ -20,6 +20,7 @@ COMMANDS = {
     "export": ("trainer.cli.export", "write a checkpoint's drafter as servers load it"),
     "regenerate": ("trainer.cli.regenerate", "let the target itself write the responses"),
     "demo-target": ("trainer.cli.demo_target", "train the tiny target of the demo"),
+    "smoke": ("trainer.cli.smoke", "a few real steps at tiny size, before a job is replaced"),
 }
 
 
