@@ -7,7 +7,9 @@ import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from dflash_ops.cli.common import InventoryOption, JobArgument, JsonOption, console, is_plain, load_inventory
 from dflash_ops.errors import InventoryError, UsageError
@@ -19,9 +21,21 @@ if TYPE_CHECKING:
 SIGNS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("fail", "bold red"), "skip": ("skip", "dim")}
 
 
-def command(job: JobArgument = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> int:
+def command(
+    job: JobArgument = None,
+    accept_new: Annotated[
+        bool,
+        typer.Option(
+            "--accept-new",
+            help="Take and remember host keys that known_hosts does not know yet (compare the fingerprint first). "
+            "A changed key is refused all the same.",
+        ),
+    ] = False,
+    inventory: InventoryOption = None,
+    as_json: JsonOption = False,
+) -> int:
     """Check this machine and a job's host, and say what to do for each thing missing. Exits 3 if anything fails."""
-    report = _report(inventory, job)
+    report = _report(inventory, job, accept_new=accept_new)
     if as_json:
         print(json.dumps(report.to_dict(), ensure_ascii=False))
     else:
@@ -29,14 +43,14 @@ def command(job: JobArgument = None, inventory: InventoryOption = None, as_json:
     return 0 if report.ok else 3
 
 
-def _report(inventory: Path | None, name: str | None) -> Report:
+def _report(inventory: Path | None, name: str | None, *, accept_new: bool) -> Report:
     from dflash_ops.doctor.examine import examine, without_job
     from dflash_ops.hosts.factory import open_host
 
     try:
         loaded = load_inventory(inventory)
         job = loaded.job(name)
-        host = open_host(loaded, job.host)
+        host = open_host(loaded, job.host, accept_new=accept_new)
     except InventoryError as error:
         return without_job(error)  # this machine can be looked at all the same
     except UsageError as error:

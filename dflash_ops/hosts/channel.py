@@ -22,6 +22,9 @@ PIECE = 32_768
 #: Seconds to wait for the end of the streams once the command itself has ended: a daemon may hold them for ever.
 ORPHAN_S = 0.5
 
+#: Seconds to wait for the other side to close the session once all has been said.
+CLOSE_S = 0.05
+
 #: Seconds between looks where nothing wakes us (the send window, a silent peer).
 SEND_POLL_S = 0.004
 POLL_S = 0.25
@@ -53,10 +56,12 @@ class Call:
         self.stderr = bytearray()
         self._connection = connection
         self._channel = channel
-        self._held = isinstance(stdin, Held)
+        # No input at all is no end of input: the wrapper there takes care of it, and nothing is sent that could cross a
+        # close on the way.
+        self._held = stdin is None or isinstance(stdin, Held)
         self._source = _pieces(stdin)
         self._unsent = memoryview(b"")
-        self._sending = True
+        self._sending = stdin is not None
         self._ended_at: float | None = None
         self._bell = _Bell()
         channel.settimeout(0.0)
@@ -113,27 +118,58 @@ class Call:
         channel = self._channel
         # a bounded turn: output must be read in between
         for _ in range(32):
-            if not self._sending or channel.closed or not channel.send_ready():
+            if not self._sending:
+                break
+            if channel.closed or channel.exit_status_ready():
+                self._sending = False  # it has read what it wanted; its exit code tells the rest
                 break
             if not self._unsent:
                 piece = next(self._source, None)
                 if piece is None:
-                    self._sending = False
-                    if not self._held:
-                        with contextlib.suppress(OSError, EOFError):
-                            channel.shutdown_write()
+                    self._sending = not self._held and self._send(b"") < 0
                     break
                 self._unsent = memoryview(piece)
                 continue
-            try:
-                sent = channel.send(bytes(self._unsent[:PIECE]))
-            except (OSError, EOFError):  # TimeoutError is one: no window after all
+            sent = self._send(self._unsent[:PIECE])
+            if sent <= 0:
                 break
             self._unsent = self._unsent[sent:]
-            moved = moved or sent > 0
-        if channel.closed or (self._sending and channel.exit_status_ready()):
-            self._sending = False  # it has read what it wanted; its exit code tells the rest
+            moved = True
         return moved
+
+    def _send(self, piece: bytes | memoryview) -> int:
+        """Send the beginning of `piece`, or the end of input for an empty one; gives the bytes sent, -1 for "not now".
+
+        Not by paramiko's own `send`: that lets go of the channel before it writes, so that its thread can answer a
+        close in between, and sshd ends the whole connection for data that comes behind a close.
+        """
+        from paramiko import Message
+        from paramiko.common import cMSG_CHANNEL_DATA
+        from paramiko.ssh_exception import SSHException
+
+        channel, transport = self._channel, self._connection.transport
+        with transport.clear_to_send_lock:
+            if not transport.active or not transport.clear_to_send.is_set():
+                return -1  # all is over, or keys are being exchanged
+            with channel.lock:
+                if channel.closed or channel.eof_sent:
+                    return 0
+                if piece:
+                    size = min(len(piece), int(channel.out_window_size), int(channel.out_max_packet_size) - 64)
+                    if size <= 0:
+                        return -1
+                    message = Message()
+                    message.add_byte(cMSG_CHANNEL_DATA)
+                    message.add_int(channel.remote_chanid)
+                    message.add_string(bytes(piece[:size]))
+                    channel.out_window_size -= size
+                else:
+                    size, message = 0, channel._send_eof()
+                try:
+                    transport._send_message(message)
+                except (SSHException, EOFError, OSError):
+                    return 0  # the next look at the connection says what happened
+                return size
 
     def _over(self) -> bool:
         channel = self._channel
@@ -144,7 +180,8 @@ class Call:
             self._ended_at = now
         if channel.recv_ready() or channel.recv_stderr_ready():
             return False
-        return bool(channel.eof_received or channel.closed) or now >= self._ended_at + ORPHAN_S
+        # closed, not only at its end: until then sshd counts the session
+        return bool(channel.closed) or now >= self._ended_at + (CLOSE_S if channel.eof_received else ORPHAN_S)
 
     @property
     def rc(self) -> int:

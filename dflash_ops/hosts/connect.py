@@ -53,6 +53,8 @@ class Connection:
     def __init__(self, hops: Sequence[Hop], keyring: Keyring, *, until: float, accept_new: bool = False) -> None:
         self.hop = hops[-1]
         self.sessions = 0
+        #: Whether a session was ever had here.
+        self.opened = False
         #: Sessions that sshd allows here, once it has refused one.
         self.limit: int | None = None
         self.heard = time.monotonic()

@@ -96,7 +96,7 @@ class Keyring:
 
         for attempt, (passphrase, source) in enumerate(_passphrases(path)):
             try:
-                return PKey.from_path(str(path), passphrase)
+                return PKey.from_path(str(path), passphrase.encode())
             except (SSHException, ValueError, TypeError):
                 if source != "terminal":
                     raise AuthenticationFailed(

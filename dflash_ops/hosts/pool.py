@@ -18,8 +18,13 @@ CONNECTIONS = 3
 #: Seconds that making a connection may take, whatever the call's own deadline.
 CONNECT_S = 30.0
 
-#: Sessions on one connection before a second one is opened: sshd's own default is 10.
-SESSIONS = 10
+#: Sessions on one connection before a second one is opened: sshd's own default is 10, and one that has just ended
+#: counts for a moment more.
+SESSIONS = 8
+
+#: How often a session is asked for where sshd says no, and seconds in between (once, twice, ...).
+REFUSALS = 4
+REFUSED_S = 0.01
 
 #: Bytes of output that the other side may send ahead of us, for each session.
 WINDOW = 4 << 20
@@ -62,12 +67,15 @@ class Pool:
             connection, used = self._connection(until, late)
             try:
                 channel = self._open(connection, until)
-            except BaseException as error:
+            except ConnectionLost:
                 self._drop(connection)
                 # One that was used before may have died in the meantime (a laptop that slept). Nothing was started
                 # on it, so that a new one may be tried.
-                if used and isinstance(error, ConnectionLost) and time.monotonic() < min(until, began + AGAIN_S):
-                    continue
+                if not used or time.monotonic() >= min(until, began + AGAIN_S):
+                    raise
+                continue
+            except BaseException:
+                self.give_back(connection)
                 raise
             if channel is not None:
                 return connection, channel
@@ -80,26 +88,38 @@ class Pool:
         """
         from paramiko.ssh_exception import ChannelException, SSHException
 
-        try:
+        refusal = ""
+        for attempt in range(REFUSALS):
             wait = max(0.1, min(OPEN_S, until - time.monotonic()))
-            return connection.transport.open_session(window_size=WINDOW, timeout=wait)
-        except ChannelException as error:
-            with self._changed:
-                connection.sessions -= 1
-                # others are open here: so many are allowed, and no more
-                connection.limit = connection.sessions
-                self._changed.notify_all()
-            if connection.limit == 0:
-                raise HostUnreachable(
-                    f"sshd allows no session: {error.text or 'open failed'}",
-                    f"host {self._name}",
-                    "look at MaxSessions and ForceCommand in its sshd_config",
-                ) from None
-            return None
-        except (SSHException, EOFError, OSError) as error:
-            silent = connection.gone or connection.transport.is_active()
-            said = "the other side does not answer any more" if silent else f"the connection was lost: {_why(error)}"
-            raise ConnectionLost(said, f"host {self._name}", "try again") from None
+            began = time.monotonic()
+            try:
+                channel = connection.transport.open_session(window_size=WINDOW, timeout=wait)
+            except (SSHException, EOFError, OSError) as error:
+                # A refusal is a ChannelException, but where several threads are refused at once, paramiko tells it to
+                # one of them only.
+                late = time.monotonic() >= began + wait
+                if not isinstance(error, ChannelException) and (late or not connection.alive):
+                    silent = late or connection.gone
+                    said = "the other side does not answer any more" if silent else f"the connection was lost: {error}"
+                    raise ConnectionLost(said, f"host {self._name}", "try again") from None
+                refusal = str(getattr(error, "text", "")) or "open failed"
+                # sshd may not have counted off a session that has just ended
+                time.sleep(REFUSED_S * (attempt + 1))
+            else:
+                connection.opened = True
+                return channel
+        with self._changed:
+            # the others that are open here are as many as are allowed
+            connection.limit = max(1, connection.sessions - 1)
+            alone = connection.sessions == 1
+        if alone and not connection.opened:
+            raise HostUnreachable(
+                f"sshd allows no session: {refusal}",
+                f"host {self._name}",
+                "look at MaxSessions and ForceCommand in its sshd_config",
+            )
+        self.give_back(connection)
+        return None
 
     def _connection(self, until: float, late: Callable[[], HostError]) -> tuple[Connection, bool]:
         """A connection with room for one more session, which is counted already; and whether it was there before."""
@@ -165,8 +185,3 @@ class Pool:
             connections, self._connections = self._connections, []
         for connection in connections:
             connection.close()
-
-
-def _why(error: BaseException) -> str:
-    """paramiko's EOFError has no words."""
-    return str(error) or "closed by the other side"

@@ -12,12 +12,15 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dflash_ops.errors import ConnectionLost, HostError, NotRoot
 from dflash_ops.hosts.base import Completed
 from dflash_ops.hosts.failed import command_failed, fetch_tail, too_late
 from dflash_ops.hosts.wrap import KILL_S, Held, Marks, check, feed, for_terminal, quote, wrap
+
+if TYPE_CHECKING:
+    from dflash_ops.hosts.keys import Keyring
 
 #: Seconds that making a connection may take within a call, and at most.
 CONNECT_S = 30.0
@@ -39,6 +42,7 @@ class SshHost:
         sudo: run everything through `sudo -n`.
         accept_new: take and remember host keys that are not known yet. A changed key is refused all the same.
         config: the ssh config to read; None: ~/.ssh/config.
+        keyring: keys and passphrases; None: those of this process.
     """
 
     holds_stdin = True
@@ -56,6 +60,7 @@ class SshHost:
         sudo: bool = False,
         accept_new: bool = False,
         config: Path | None = None,
+        keyring: Keyring | None = None,
     ) -> None:
         self.name = name
         self.address = address
@@ -69,6 +74,7 @@ class SshHost:
             "known_hosts": known_hosts,
         }
         self._config = config
+        self._keyring = keyring
         self._pool: Any = None
         self._lock = threading.Lock()
 
@@ -278,7 +284,7 @@ class SshHost:
         with self._lock:
             if self._pool is None:
                 hops = SshConfig(self._config).way(self.address, **self._said)  # type: ignore[arg-type]
-                self._pool = Pool(hops, self.name, accept_new=self.accept_new)
+                self._pool = Pool(hops, self.name, accept_new=self.accept_new, keyring=self._keyring)
             return self._pool
 
     @contextlib.contextmanager

@@ -190,6 +190,7 @@ class Marks:
     def read_end(self, stderr: bytes) -> tuple[bool, int | None, bytes]:
         """As `read`, where only the end of standard error was kept: with the last mark in sight it did begin."""
         first = f"{self.token} begin\n".encode()
+        stderr = stderr if stderr.endswith(b"\n") else stderr + b"\n"
         if first not in stderr and f"{self.token} end ".encode() in stderr:
             stderr = first + stderr
         return self.read(stderr)

@@ -8,9 +8,10 @@ import pytest
 
 from dflash_ops.errors import CommandFailed, HostUnreachable, UsageError
 from dflash_ops.hosts.base import Host
-from dflash_ops.hosts.factory import open_host
+from dflash_ops.hosts.factory import Hosts, open_host
 from dflash_ops.hosts.fake import FakeHost
 from dflash_ops.hosts.local import LocalHost
+from dflash_ops.hosts.lxc import LxcHost
 from dflash_ops.inventory import load
 
 
@@ -66,8 +67,11 @@ def test_hosts_by_name(tmp_path: Path) -> None:
     host = open_host(inventory, "here")
     assert isinstance(host, LocalHost)
     assert host.name == "here"
-    for name in ("p", "c"):
-        with pytest.raises(UsageError, match=f"host {name} .*later version"):
-            open_host(inventory, name)
+    container = open_host(inventory, "c")  # nothing is connected before its first call
+    assert isinstance(container, LxcHost)
+    assert (container.name, container.container, container.via.name) == ("c", 200, "p")
+    with Hosts(inventory) as hosts:
+        assert hosts["c"] is hosts["c"]
+        assert hosts["c"].via is hosts["p"], "containers of one Proxmox host share its connection"
     with pytest.raises(UsageError, match="no host 'x'"):
         open_host(inventory, "x")

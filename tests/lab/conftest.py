@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from dflash_ops.hosts.keys import Keyring
+from dflash_ops.hosts.lxc import LxcHost
+from dflash_ops.hosts.ssh import SshHost
 from lab import Lab, missing
 from lab.__main__ import packages
 
@@ -35,6 +38,20 @@ def lab(the_lab: Lab) -> Iterator[Lab]:
                 knob.unlink()
     for number in the_lab.containers:
         the_lab.faults.start_container(number)
+
+
+@pytest.fixture
+def pve1(lab: Lab) -> Iterator[SshHost]:
+    """The Proxmox host, by ssh."""
+    host = SshHost("pve1", "192.0.2.11", user="root", keyring=Keyring())
+    yield host
+    host.close()
+
+
+@pytest.fixture
+def ct(pve1: SshHost) -> LxcHost:
+    """Its container 200, by pct."""
+    return LxcHost("ct200", pve1, 200)
 
 
 @pytest.fixture

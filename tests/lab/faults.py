@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lab import net
+from lab.clock import build as build_clock
 from lab.machine import pids_inside
 from lab.shell import sh
 
@@ -229,19 +230,17 @@ class Faults:
 
     @contextlib.contextmanager
     def clock_off(self, number: int, seconds: int = 600) -> Iterator[None]:
-        """Programs of the container started from now on see another time. There is no clock namespace for the wall
-        clock: libfaketime is preloaded into every program there (package faketime), file times shifted with it."""
-        library = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
-        if library is None:
-            raise RuntimeError("the clock fault needs package faketime (.ci/lab-packages installs it)")
+        """Programs of the container started from now on see a wall clock that is `seconds` ahead, and file times to
+        match: a library of the lab is preloaded into each of them (clock.c). Durations stay right."""
         etc = self._container(number).rootfs / "etc"
-        (etc / "faketimerc").write_text(f"{seconds:+d}\n")
-        (etc / "ld.so.preload").write_text(f"{library}\n")
+        library = etc / "lab-clock.so"
+        build_clock(library, seconds)
+        (etc / "ld.so.preload").write_text("/etc/lab-clock.so\n")
         try:
             yield
         finally:
             (etc / "ld.so.preload").unlink()
-            (etc / "faketimerc").unlink()
+            library.unlink()
 
     # -- looking
 

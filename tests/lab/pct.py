@@ -7,7 +7,7 @@ the seconds until it gives up), `race` (exec finds no init pid). Each call is wr
 """
 
 # A call of pct is timed, and pathlib takes longer to import than all of this to run.
-# ruff: noqa: PTH100, PTH118, PTH120, PTH208
+# ruff: noqa: PTH100, PTH115, PTH118, PTH120, PTH208
 import os
 import subprocess
 import sys

@@ -1,0 +1,504 @@
+"""`SshHost` against a real sshd: commands, keys, host keys, hops, sessions, and what happens when the wire fails."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import logging
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from dflash_ops.errors import (
+    AuthenticationFailed,
+    CommandFailed,
+    ConnectionLost,
+    DeadlineExceeded,
+    HostKeyChanged,
+    HostKeyUnknown,
+    HostUnreachable,
+    NotRoot,
+)
+from dflash_ops.hosts.keys import VARIABLE, Keyring
+from dflash_ops.hosts.ssh import SshHost
+from lab import Lab
+from lab.operator import PASSPHRASE
+
+#: 50 MB with every byte in it.
+BULK = bytes(range(256)) * 195_313
+
+
+def host(address: str = "192.0.2.11", name: str = "h", **more: object) -> SshHost:
+    more.setdefault("user", "root")
+    return SshHost(name, address, keyring=Keyring(), **more)  # type: ignore[arg-type]
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
+    until = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def running(lab: Lab, word: bytes, machine: str = "pve1") -> bool:
+    return any(word in line.split(b"\0") for line in lab.faults.processes(machine).values())
+
+
+# -- commands
+
+
+def test_streams_codes_environment_and_folder(pve1: SshHost) -> None:
+    done = pve1.run(["sh", "-c", "cat; echo err >&2; exit 3"], deadline=10, stdin=b"in\xff")
+    assert (done.rc, done.stdout, done.stderr) == (3, b"in\xff", b"err\n")
+    assert pve1.run(["sh", "-c", "kill -9 $$"], deadline=10).rc == 137
+    assert pve1.run(["no-such-program"], deadline=10).rc == 127
+    done = pve1.run(["sh", "-c", 'printf "%s|%s" "$A" "$PWD"'], deadline=10, env={"A": "ä\n'x $(y)"}, cwd="/srv")
+    assert done.text == "ä\n'x $(y)|/srv"
+    assert pve1.run(["true"], deadline=10, cwd="/no/such").rc == 126
+    assert list(pve1.stream(["seq", "3"], idle=10)) == [b"1", b"2", b"3"]
+    with pytest.raises(CommandFailed) as caught:
+        list(pve1.stream(["sh", "-c", "echo a; echo why >&2; exit 9"], idle=10))
+    assert (caught.value.rc, caught.value.stderr) == (9, "why")
+    assert pve1.fetch("/etc/hostname", deadline=10, limit=3) == b"e1\n"
+    with pytest.raises(CommandFailed, match="/none cannot be read"):
+        pve1.fetch("/none", deadline=10, limit=3)
+
+
+def test_fifty_megabytes_both_ways_at_once(pve1: SshHost) -> None:
+    pieces = (BULK[i : i + 300_000] for i in range(0, len(BULK), 300_000))
+    done = pve1.run(["tee", "/dev/stderr"], deadline=60, stdin=pieces)
+    want = hashlib.sha256(BULK).digest()
+    assert hashlib.sha256(done.stdout).digest() == want
+    assert hashlib.sha256(done.stderr).digest() == want
+
+
+def test_a_command_that_does_not_read_its_input_ends_all_the_same(pve1: SshHost) -> None:
+    done = pve1.run(["sh", "-c", "exec <&-; exit 5"], deadline=20, stdin=BULK[:8_000_000])
+    assert done.rc == 5
+
+
+def test_a_daemon_left_behind_is_not_waited_for(pve1: SshHost) -> None:
+    began = time.monotonic()
+    assert pve1.run(["sh", "-c", "setsid sleep 20 & echo started"], deadline=60).text == "started\n"
+    assert time.monotonic() - began < 10
+
+
+def test_the_deadline_ends_the_command_there(lab: Lab, pve1: SshHost) -> None:
+    with pytest.raises(DeadlineExceeded, match=r"within 0\.5 s from: sleep 4711"):
+        pve1.run(["sleep", "4711"], deadline=0.5)
+    with pytest.raises(DeadlineExceeded):
+        list(pve1.stream(["sleep", "4712"], idle=0.5))
+    assert eventually(lambda: not running(lab, b"4711") and not running(lab, b"4712"))
+    assert pve1.run(["true"], deadline=10).rc == 0, "the connection is as good as before"
+
+
+def test_one_connection_for_all_calls_and_threads(lab: Lab, pve1: SshHost) -> None:
+    before = lab.machines["pve1"].log.count("Accepted publickey")
+    with ThreadPoolExecutor(8) as pool:
+        codes = list(pool.map(lambda n: pve1.run(["sh", "-c", f"exit {n}"], deadline=20).rc, range(30)))
+    assert codes == list(range(30))
+    assert lab.machines["pve1"].log.count("Accepted publickey") - before == 1
+
+
+def test_few_sessions_on_a_connection_are_shared_out(lab: Lab) -> None:
+    with lab.faults.max_sessions("pve1", 1):
+        one = host()
+        with ThreadPoolExecutor(8) as pool:
+            codes = list(pool.map(lambda _: one.run(["sleep", "0.2"], deadline=30).rc, range(8)))
+        assert codes == [0] * 8
+        # all connections taken: a wait with an end, and no error of the others
+        holders = [threading.Thread(target=one.run, args=(["sleep", "3"],), kwargs={"deadline": 20}) for _ in range(3)]
+        for thread in holders:
+            thread.start()
+        time.sleep(1)
+        with pytest.raises(DeadlineExceeded):
+            one.run(["true"], deadline=0.5)
+        for thread in holders:
+            thread.join()
+        one.close()
+    with lab.faults.max_sessions("pve1", 0), pytest.raises(HostUnreachable, match="no session"):
+        host().run(["true"], deadline=10)
+
+
+# -- keys
+
+
+def test_a_key_under_a_passphrase_is_opened_once(lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    locked = str(lab.operator_home.ssh / "id_locked")
+    with pytest.raises(AuthenticationFailed, match="passphrase") as caught:
+        host(identity=locked).run(["true"], deadline=20)
+    assert "ssh-add" in caught.value.next
+    monkeypatch.setenv(VARIABLE, "wrong-" + PASSPHRASE)
+    with pytest.raises(AuthenticationFailed, match="does not open") as caught:
+        host(identity=locked).run(["true"], deadline=20)
+    assert PASSPHRASE not in str(caught.value)
+    monkeypatch.delenv(VARIABLE)
+    asked = tmp_path / "asked"
+    program = tmp_path / "askpass"
+    program.write_text(f"#!/bin/sh\necho x >> {asked}\necho {PASSPHRASE}\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("SSH_ASKPASS", str(program))
+    ring = Keyring()
+    for _ in range(2):
+        one = SshHost("h", "192.0.2.11", user="root", identity=locked, keyring=ring)
+        assert one.run(["true"], deadline=20).rc == 0
+        one.close()
+    assert asked.read_text() == "x\n", "asked once"
+
+
+@pytest.fixture
+def agent(lab: Lab, tmp_path: Path) -> Iterator[str]:
+    """Socket of an ssh-agent that holds id_locked, opened."""
+    sock = str(tmp_path / "agent")
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", sock], stdout=subprocess.DEVNULL)
+    assert eventually(lambda: Path(sock).exists())
+    program = tmp_path / "give"
+    program.write_text(f"#!/bin/sh\necho {PASSPHRASE}\n")
+    program.chmod(0o700)
+    env = {**os.environ, "SSH_AUTH_SOCK": sock, "SSH_ASKPASS": str(program), "SSH_ASKPASS_REQUIRE": "force"}
+    argv = ["ssh-add", str(lab.operator_home.ssh / "id_locked")]
+    subprocess.run(argv, env=env, check=True, capture_output=True, timeout=20)
+    yield sock
+    process.terminate()
+    process.wait(10)
+
+
+def test_the_agents_key_needs_no_passphrase(lab: Lab, agent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSH_AUTH_SOCK", agent)
+    only = lab.operator_home.folder / "only-agent"
+    only.write_text(f"Host *\n  UserKnownHostsFile {lab.operator_home.known_hosts}\n")
+    (lab.operator_home.ssh / "id_ed25519").rename(lab.operator_home.ssh / "aside")
+    try:
+        assert host(config=only).run(["true"], deadline=20).rc == 0
+        named = host(identity=str(lab.operator_home.ssh / "id_locked"))
+        assert named.run(["true"], deadline=20).rc == 0, "named, and the agent has it"
+    finally:
+        (lab.operator_home.ssh / "aside").rename(lab.operator_home.ssh / "id_ed25519")
+
+
+def test_a_certificate_beside_the_key_is_used(lab: Lab, tmp_path: Path) -> None:
+    def keygen(*words: str) -> None:
+        subprocess.run(["ssh-keygen", "-q", *words], check=True, capture_output=True, timeout=20)
+
+    keygen("-t", "ed25519", "-N", "", "-f", str(tmp_path / "ca"))
+    keygen("-t", "ed25519", "-N", "", "-f", str(tmp_path / "id"))
+    with pytest.raises(AuthenticationFailed, match=r"keys tried: .*id"):
+        host(identity=str(tmp_path / "id"), config=_config(lab, tmp_path)).run(["true"], deadline=20)
+    keygen("-s", str(tmp_path / "ca"), "-I", "operator", "-n", "root", str(tmp_path / "id.pub"))
+    authorized = lab.machines["pve1"].folder / "authorized_keys"
+    before = authorized.read_text()
+    authorized.write_text(before + "cert-authority " + (tmp_path / "ca.pub").read_text())
+    try:
+        assert host(identity=str(tmp_path / "id"), config=_config(lab, tmp_path)).run(["true"], deadline=20).rc == 0
+    finally:
+        authorized.write_text(before)
+
+
+def _config(lab: Lab, folder: Path) -> Path:
+    """An ssh config with the lab's known_hosts and no key."""
+    path = folder / "config"
+    path.write_text(f"Host *\n  UserKnownHostsFile {lab.operator_home.known_hosts}\n")
+    return path
+
+
+def test_sudo(lab: Lab) -> None:
+    one = host(user="ops", sudo=True)
+    assert one.run(["id", "-u"], deadline=20).text == "0\n"
+    assert one.run(["sh", "-c", 'printf "%s" "$A"; exit 1'], deadline=20, env={"A": "ä"}).text == "ä"
+    assert list(one.stream(["id", "-u"], idle=10)) == [b"0"]
+    other = host(user="plain", sudo=True)
+    for call in (lambda: other.run(["id"], deadline=20), lambda: list(other.stream(["id"], idle=10))):
+        with pytest.raises(NotRoot, match="sudo refuses: sudo: a password is required"):
+            call()
+    one.close()
+    other.close()
+
+
+# -- host keys
+
+
+def test_an_unknown_host_is_shown_and_taken_on_request_only(lab: Lab, tmp_path: Path) -> None:
+    known = tmp_path / "known_hosts"
+    with pytest.raises(HostKeyUnknown) as caught:
+        host(known_hosts=str(known)).run(["true"], deadline=20)
+    said = subprocess.run(
+        ["ssh-keygen", "-lf", str(lab.machines["pve1"].host_key)], capture_output=True, text=True, check=True
+    )
+    assert said.stdout.split()[1] in caught.value.what
+    assert "--accept-new" in caught.value.next
+    assert not known.exists()
+    assert host(known_hosts=str(known), accept_new=True).run(["true"], deadline=20).rc == 0
+    assert host(known_hosts=str(known)).run(["true"], deadline=20).rc == 0
+    assert len(known.read_text().splitlines()) == 1
+
+
+def test_a_changed_host_key_is_never_taken(lab: Lab) -> None:
+    with lab.faults.changed_host_key("pve1"):
+        for accept_new in (False, True):
+            with pytest.raises(HostKeyChanged) as caught:
+                host(accept_new=accept_new).run(["true"], deadline=20)
+            assert caught.value.what.count("SHA256:") == 2
+            assert f"{lab.operator_home.known_hosts}:1" in caught.value.where
+    assert host().run(["true"], deadline=20).rc == 0
+
+
+def test_a_host_known_by_another_kind_of_key_is_known(lab: Lab, tmp_path: Path) -> None:
+    kind, blob, *_ = (lab.machines["pve1"].folder / "keys/ssh_host_ecdsa_key.pub").read_text().split()
+    (tmp_path / "known_hosts").write_text(f"192.0.2.11 {kind} {blob}\n")
+    assert host(known_hosts=str(tmp_path / "known_hosts")).run(["true"], deadline=20).rc == 0
+
+
+# -- hops
+
+
+def test_jumps_over_two_hops_of_the_inventory_and_of_the_config(lab: Lab, tmp_path: Path) -> None:
+    with pytest.raises(HostUnreachable):
+        host("192.0.2.13").run(["true"], deadline=5)
+    one = host("192.0.2.13", jump=["root@192.0.2.11", "root@192.0.2.12"])
+    assert one.run(["hostname"], deadline=30).text == "inner\n"
+    assert one.run(["cat"], deadline=30, stdin=BULK[:3_000_000]).stdout == BULK[:3_000_000]
+    one.close()
+    config = tmp_path / "config"
+    config.write_text(
+        f"Host *\n  UserKnownHostsFile {lab.operator_home.known_hosts}\n"
+        f"  IdentityFile {lab.operator_home.ssh / 'id_ed25519'}\n  User root\n"
+        "Host first\n  HostName 192.0.2.11\nHost second\n  HostName 192.0.2.12\n"
+        "Host target\n  HostName 192.0.2.13\n  ProxyJump first,second\n"
+        f"Host command\n  HostName 192.0.2.13\n  ProxyCommand ssh -F {config} -W %h:%p second\n"
+    )
+    for name in ("target", "command"):
+        one = host(name, config=config, user=None)
+        assert one.run(["hostname"], deadline=30).text == "inner\n"
+        one.close()
+
+
+def test_a_hop_that_fails_is_named(lab: Lab) -> None:
+    with pytest.raises(HostUnreachable, match=r"jump host cannot reach 192\.0\.2\.13"):
+        host("192.0.2.13", jump=["root@192.0.2.11"]).run(["true"], deadline=20)
+    with pytest.raises(HostUnreachable, match="refused") as caught:
+        host(port=2222).run(["true"], deadline=20)
+    assert "is sshd running" in caught.value.next
+    with pytest.raises(HostUnreachable, match="cannot be resolved"):
+        host("no-such-name.invalid").run(["true"], deadline=20)
+
+
+# -- faults
+
+
+def test_a_cut_of_five_seconds_is_survived(lab: Lab, pve1: SshHost) -> None:
+    """Both a stream and a transfer go on, with every byte."""
+
+    def pieces() -> Iterator[bytes]:
+        for at in range(0, len(BULK), 1 << 20):
+            if at == 10 << 20:
+                cut.set()
+                down.wait(10)
+            yield BULK[at : at + (1 << 20)]
+
+    cut, down = threading.Event(), threading.Event()
+
+    def wire() -> None:
+        cut.wait(20)
+        with lab.faults.link_down("pve1"):
+            down.set()
+            time.sleep(5)
+
+    lines: list[bytes] = []
+    script = "for i in $(seq 80); do echo $i; sleep 0.1; done"
+    stream = threading.Thread(target=lambda: lines.extend(pve1.stream(["sh", "-c", script], idle=20)))
+    cutter = threading.Thread(target=wire)
+    stream.start()
+    cutter.start()
+    done = pve1.run(["sha256sum"], deadline=60, stdin=pieces())
+    assert done.text.split()[0] == hashlib.sha256(BULK).hexdigest()
+    stream.join(30)
+    cutter.join(30)
+    assert lines == [str(i).encode() for i in range(1, 81)]
+
+
+def test_a_cut_for_ever_and_a_frozen_sshd_are_noticed_in_time(lab: Lab, pve1: SshHost) -> None:
+    """One is noticed by the kernel, the other by our own watch; each is an error of its own within 15 s."""
+    frozen = host("192.0.2.12", "pve2")
+    for one in (pve1, frozen):
+        assert one.run(["true"], deadline=20).rc == 0
+    errors: dict[str, tuple[float, BaseException]] = {}
+
+    def wait_for(name: str, call: Callable[[], object]) -> None:
+        began = time.monotonic()
+        try:
+            call()
+        except (ConnectionLost, HostUnreachable) as error:
+            errors[name] = (time.monotonic() - began, error)
+
+    def upload() -> Iterator[bytes]:
+        while True:
+            yield bytes(1 << 20)
+            time.sleep(0.05)
+
+    waiting = [
+        ("run", lambda: pve1.run(["sleep", "600"], deadline=600)),
+        ("stream", lambda: list(pve1.stream(["sleep", "600"], idle=600))),
+        ("upload", lambda: pve1.run(["cat"], deadline=600, stdin=upload())),
+        ("frozen run", lambda: frozen.run(["sleep", "600"], deadline=600)),
+        ("frozen upload", lambda: frozen.run(["cat"], deadline=600, stdin=upload())),
+    ]
+    threads = [threading.Thread(target=wait_for, args=one) for one in waiting]
+    for thread in threads:
+        thread.start()
+    time.sleep(1)
+    with lab.faults.link_down("pve1"), lab.faults.sshd_stopped("pve2"):
+        for thread in threads:
+            thread.join(25)
+        late = {name: seconds for name, (seconds, _) in errors.items() if seconds > 1 + 15}
+        assert set(errors) == {name for name, _ in waiting}
+        assert not late
+        with pytest.raises(HostUnreachable, match=r"no answer|No route"):
+            pve1.run(["true"], deadline=2)
+        with pytest.raises(HostUnreachable, match="no answer"):
+            frozen.run(["true"], deadline=2)
+    assert pve1.run(["true"], deadline=20).rc == 0, "and it connects anew by itself"
+    assert frozen.run(["true"], deadline=20).rc == 0
+    frozen.close()
+
+
+def test_a_killed_sshd_and_a_reset_are_a_lost_connection(lab: Lab, pve1: SshHost) -> None:
+    def soon(act: Callable[[], object]) -> threading.Thread:
+        thread = threading.Timer(0.5, act)
+        thread.start()
+        return thread
+
+    for deadline in (20, 600):
+        timer = soon(lambda: lab.faults.cut_connections("pve1"))
+        with pytest.raises(ConnectionLost) as caught:
+            pve1.run(["sleep", "4713"], deadline=deadline)
+        assert "pve1" in caught.value.where
+        timer.join()
+    assert eventually(lambda: sum(b"4713" in p for p in lab.faults.processes("pve1").values()) <= 3)
+    timer = soon(lambda: lab.faults.cut_connections("pve1"))
+    with pytest.raises(ConnectionLost):
+        list(pve1.stream(["sleep", "4714"], idle=600))
+    timer.join()
+    assert eventually(lambda: not running(lab, b"4714")), "nobody listens: it was ended"
+    with lab.faults.sshd_killed("pve1"), pytest.raises(HostUnreachable, match="refused"):
+        pve1.run(["true"], deadline=10)
+    assert pve1.run(["true"], deadline=20).rc == 0
+    with lab.faults.reset("pve1"), pytest.raises((ConnectionLost, HostUnreachable)):
+        pve1.run(["true"], deadline=10)
+    assert pve1.run(["true"], deadline=20).rc == 0
+
+
+def test_a_slow_wire_is_no_silent_one(lab: Lab, pve1: SshHost) -> None:
+    data = BULK[:1_500_000]
+    with lab.faults.rate("pve1", "4mbit"):
+        assert pve1.run(["wc", "-c"], deadline=60, stdin=data).text.strip() == str(len(data))
+
+
+# -- secrets
+
+
+def test_secrets_are_in_no_argument_list_log_or_error(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = "planted-token-" + os.urandom(6).hex()
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv(VARIABLE, PASSPHRASE)
+    one = host(identity=str(lab.operator_home.ssh / "id_locked"))
+    errors: list[str] = []
+
+    def hold() -> None:
+        try:
+            one.run(["sh", "-c", "sleep 2; exit 0"], deadline=1.5, env={"TOKEN": token})
+        except DeadlineExceeded as error:
+            errors.append(str(error) + repr(error))
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert eventually(lambda: running(lab, b"sleep 2; exit 0"))
+    seen = b"".join(lab.faults.processes("pve1").values())
+    mine = b"".join(_read(p) for p in Path("/proc").glob("[0-9]*/cmdline"))
+    thread.join()
+    assert errors
+    encoded = base64.b64encode(token.encode()).decode()
+    for text in (seen.decode("utf-8", "replace"), mine.decode("utf-8", "replace"), *errors, caplog.text):
+        for secret in (token, encoded, PASSPHRASE):
+            assert secret not in text
+    assert token not in lab.machines["pve1"].log
+    one.close()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+# -- a terminal
+
+ATTACH = """\
+import sys
+from dflash_ops.hosts.ssh import SshHost
+from dflash_ops.hosts.lxc import LxcHost
+host = SshHost("pve1", "192.0.2.11", user="root")
+if sys.argv[1] == "lxc":
+    host = LxcHost("ct200", host, 200)
+script = "stty size; echo ready ä; trap 'stty size' WINCH; trap 'echo int; sleep 0.3; exit 7' INT; "
+code = host.terminal(["sh", "-c", script + "while :; do sleep 0.1; done"])
+print("code", code)
+"""
+
+
+@pytest.mark.parametrize("kind", ["ssh", "lxc"])
+def test_a_terminal_with_its_size_and_keys(lab: Lab, kind: str) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 99, 0, 0))
+    env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
+    before = termios.tcgetattr(theirs)
+    process = subprocess.Popen(
+        [sys.executable, "-c", ATTACH, kind],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=env,
+        start_new_session=True,
+    )
+    try:
+        said = _until(ours, "ready ä")
+        assert "33 99" in said
+        fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 44, 111, 0, 0))
+        process.send_signal(28)  # WINCH: no foreground job of this terminal would get it here
+        assert "44 111" in _until(ours, "44 111")
+        os.write(ours, b"\x03")
+        assert "int" in _until(ours, "code 7")
+        assert process.wait(10) == 0
+        assert termios.tcgetattr(theirs) == before, "the terminal is as it was"
+    finally:
+        process.kill()
+        process.wait(10)
+        os.close(ours)
+        os.close(theirs)
+
+
+def _until(fd: int, word: str, seconds: float = 20.0) -> str:
+    got = b""
+    until = time.monotonic() + seconds
+    while word.encode() not in got and time.monotonic() < until:
+        if select.select([fd], [], [], 0.2)[0]:
+            got += os.read(fd, 4096)
+    text = got.decode("utf-8", "replace")
+    assert word in text, text
+    return text
