@@ -78,9 +78,11 @@ def each(loaded: Inventory, jobs: Sequence[Job], work: Callable[[Job, Host, str]
     Ctrl-C leaves at once: the workers are daemons, and what they began on a machine is left in a state that the next
     command understands.
     """
-    from dflash_ops.hosts.factory import open_host
+    from dflash_ops.hosts.factory import Hosts
 
     outcomes = {job.name: Outcome(job) for job in jobs}
+    hosts = Hosts(loaded)
+    opened = {name: hosts[name] for name in dict.fromkeys(job.host for job in jobs)}
     by_host: dict[str, list[Job]] = {}
     for job in jobs:
         by_host.setdefault(job.host, []).append(job)
@@ -90,26 +92,20 @@ def each(loaded: Inventory, jobs: Sequence[Job], work: Callable[[Job, Host, str]
     ended: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def one_host(group: list[Job]) -> None:
-        host: Host | None = None
-        try:
-            for job in group:
-                outcome = outcomes[job.name]
-                try:
-                    host = host or open_host(loaded, job.host)
-                    outcome.result = work(job, host, loaded.host_of(job).python)
-                except DflashError as error:
-                    outcome.error, outcome.code = error, error.exit_code
-                    outcome.result = getattr(error, "result", None)
-                except Exception as error:  # noqa: BLE001  # a fault of one job's thread must not be lost with it
-                    outcome.code = 1
-                    outcome.error = DflashError(
-                        f"unexpected {type(error).__name__}: {error}",
-                        f"job {job.name}",
-                        "this is a fault of dflash-ops; name this job alone with --debug to see the traceback",
-                    )
-        finally:
-            if host is not None:
-                host.close()
+        for job in group:
+            outcome = outcomes[job.name]
+            try:
+                outcome.result = work(job, opened[job.host], loaded.host_of(job).python)
+            except DflashError as error:
+                outcome.error, outcome.code = error, error.exit_code
+                outcome.result = getattr(error, "result", None)
+            except Exception as error:  # noqa: BLE001  # a fault of one job's thread must not be lost with it
+                outcome.code = 1
+                outcome.error = DflashError(
+                    f"unexpected {type(error).__name__}: {error}",
+                    f"job {job.name}",
+                    "this is a fault of dflash-ops; name this job alone with --debug to see the traceback",
+                )
 
     def worker() -> None:
         try:
@@ -125,6 +121,7 @@ def each(loaded: Inventory, jobs: Sequence[Job], work: Callable[[Job, Host, str]
         thread.start()
     for _ in threads:
         ended.get()
+    hosts.close()
     return [outcomes[job.name] for job in jobs]
 
 

@@ -7,7 +7,7 @@ import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,9 @@ class Pack:
         return hashlib.sha256(self.content).hexdigest()
 
 
+@cache
 def build_pack() -> Pack:
+    """This version's resident; built once, however many jobs are deployed."""
     from dflash_ops.deploy.zipapp import build_resident
 
     with tempfile.TemporaryDirectory(prefix="dflash-resident-") as folder:

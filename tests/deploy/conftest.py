@@ -39,6 +39,10 @@ print("all done")
 """
 
 
+#: The real one: `python3` may be a version manager's script that takes a while to find it.
+PYTHON = os.path.realpath(sys.executable)
+
+
 @dataclass
 class Outcome:
     code: int
@@ -69,7 +73,7 @@ class Toy:
         from dflash_ops.deploy.toml import dump_toml
 
         self.job = {k: v for k, v in {**self.job, **changes}.items() if v is not None}
-        document = {"schema": 1, "hosts": {"here": {"kind": "local"}}, "jobs": {"toy": self.job}}
+        document = {"schema": 1, "hosts": {"here": {"kind": "local", "python": PYTHON}}, "jobs": {"toy": self.job}}
         self.inventory.write_text(dump_toml(document), "utf-8")
 
     def ops(self, *args: str) -> Outcome:
@@ -123,6 +127,13 @@ class Toy:
     def session_there(self) -> bool:
         return self.tmux("has-session", "-t", "=toy").returncode == 0
 
+    def gone(self, pid: int, seconds: float = 10.0) -> None:
+        """The process ends, or has ended."""
+        end = time.monotonic() + seconds
+        while Path(f"/proc/{pid}").exists() and "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+            assert time.monotonic() < end, pid
+            time.sleep(0.05)
+
     def nothing_started(self) -> None:
         """No release switched, no session, no attempt, no upload that looks complete."""
         assert not os.path.lexists(self.root / "current")
@@ -135,6 +146,7 @@ class Toy:
 @pytest.fixture
 def toy(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Toy]:
     monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr("dflash_ops.deploy.window.STEADY_S", 0.3)
     source = tmp_path / "src"
     source.mkdir()
     (source / "train.py").write_text(TRAINER)
@@ -145,7 +157,7 @@ def toy(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.M
         session="toy",
         socket=made.socket,
         source=str(source),
-        command=["python3", "{release}/train.py", "1000", "0.1"],
+        command=[PYTHON, "{release}/train.py", "1000", "0.1"],
         progress=r"it (?P<step>\d+)/(?P<total>\d+) loss (?P<loss>\S+)",
         env={"HERE": "{root}"},
         grace_s=10,
