@@ -12,6 +12,10 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from paramiko import Message
+from paramiko.common import cMSG_CHANNEL_DATA, cMSG_CHANNEL_REQUEST
+from paramiko.ssh_exception import SSHException
+
 from dflash_ops.errors import ConnectionLost
 from dflash_ops.hosts.connect import Connection
 from dflash_ops.hosts.wrap import Held
@@ -97,10 +101,16 @@ class Call:
         return True
 
     def _wait(self, until: float) -> None:
-        wait = SEND_POLL_S if self._sending else POLL_S
-        if self._ended_at is not None or self._channel.eof_received:
-            wait = SEND_POLL_S  # the last words: nothing rings for an exit code
-        self._bell.event.wait(max(0.0, min(wait, until - time.monotonic())))
+        left = max(0.0, until - time.monotonic())
+        if self._sending:
+            channel = self._channel
+            with channel.out_buffer_cv:  # told when the other side has room again; output is looked for in between
+                if channel.out_window_size <= 0 and not channel.closed:
+                    channel.out_buffer_cv.wait(min(SEND_POLL_S, left))
+                    return
+        # the last words: nothing rings for an exit code
+        ending = self._sending or self._ended_at is not None or self._channel.eof_received
+        self._bell.event.wait(min(SEND_POLL_S if ending else POLL_S, left))
 
     def _read(self) -> bool:
         moved = False
@@ -143,10 +153,6 @@ class Call:
         Not by paramiko's own `send`: that lets go of the channel before it writes, so that its thread can answer a
         close in between, and sshd ends the whole connection for data that comes behind a close.
         """
-        from paramiko import Message
-        from paramiko.common import cMSG_CHANNEL_DATA
-        from paramiko.ssh_exception import SSHException
-
         channel, transport = self._channel, self._connection.transport
         with transport.clear_to_send_lock:
             if not transport.active or not transport.clear_to_send.is_set():
@@ -201,10 +207,6 @@ def _start(channel: Any, command: bytes) -> None:
     """Ask for `command` and do not wait for the answer: that is one round trip less, and nothing that could block for
     ever as paramiko's own exec_command does. A server that says no closes the channel, which ends without exit code.
     """
-    from paramiko import Message
-    from paramiko.common import cMSG_CHANNEL_REQUEST
-    from paramiko.ssh_exception import SSHException
-
     message = Message()
     message.add_byte(cMSG_CHANNEL_REQUEST)
     message.add_int(channel.remote_chanid)

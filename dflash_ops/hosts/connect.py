@@ -1,7 +1,7 @@
 """One ssh connection: socket, hops, host keys, keys of our own, and a watch that notices a peer that went silent.
 
-The rule here: nothing waits for ever. A peer that is gone is noticed by the kernel (unacknowledged data for 8 s), one
-that acknowledges and never answers by our own watch (12 s); both become ConnectionLost in whoever waits.
+The rule here: nothing waits for ever. A peer that is gone is noticed by the kernel (unacknowledged data for 11 s), one
+that acknowledges and never answers by our own watch; both become ConnectionLost in whoever waits, within 14 s.
 """
 
 from __future__ import annotations
@@ -17,20 +17,26 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from paramiko import Transport
+from paramiko.ssh_exception import AuthenticationException, BadAuthenticationType, SSHException
+
 from dflash_ops.errors import AuthenticationFailed, DflashError, HostUnreachable
 from dflash_ops.hosts import knownhosts
 from dflash_ops.hosts.keys import VARIABLE, Keyring
 from dflash_ops.hosts.sshconfig import Hop
 
-#: Milliseconds of unacknowledged data after which the kernel gives a connection up. After a cut of 5 s the next
-#: retransmission is 6.4 s after its start, so that such a cut is survived.
-USER_TIMEOUT_MS = 8_000
+#: Milliseconds of unacknowledged data after which the kernel gives a connection up. It must outlast a cut of 5 s:
+#: retransmissions come at r, 3r, 7r, 15r, ... seconds (r = 0.2 and more, by the round trips before), so that the first
+#: one behind the cut may be 10 s + r after its start. With 8 s a cut was survived or not by the value of r.
+USER_TIMEOUT_MS = 11_000
 
-#: Seconds between two signs of life that we send, and between two answers that the watch asks for.
+#: Seconds between two signs of life that paramiko sends, and between two answers that our own watch asks for.
 KEEPALIVE_S = 3
+ASK_S = 2.0
 
-#: Seconds that an answer to the watch may take, where nothing else is heard either.
-SILENT_S = 12.0
+#: Seconds that an answer to the watch may take, where nothing else is heard either. Asked for 2 s after the last one,
+#: looked at twice a second: a peer that is gone is noticed within 14 s, by the kernel or by us.
+SILENT_S = 11.5
 
 #: Seconds for one hop: TCP, key exchange and authentication together.
 HOP_S = 12.0
@@ -94,11 +100,11 @@ class Connection:
 
     def _ask(self) -> None:
         """Asks for an answer again and again (sshd must give one, if only to say no)."""
-        while not self._closing.wait(KEEPALIVE_S) and self.transport.is_active():
+        while not self._closing.wait(ASK_S) and self.transport.is_active():
             self._asked = time.monotonic()
             try:
                 self.transport.global_request("keepalive@openssh.com", wait=True)  # returns once the peer is gone
-            except (OSError, EOFError, _ssh_exception()):
+            except (OSError, EOFError, SSHException):
                 return
             if not self.transport.is_active():
                 return
@@ -107,7 +113,7 @@ class Connection:
 
     def _judge(self) -> None:
         """Closes a silent connection: calls of paramiko that would wait for ever come back then."""
-        while not self._closing.wait(1.0) and self.transport.is_active():
+        while not self._closing.wait(0.5) and self.transport.is_active():
             if self.silent:
                 self.gone = True
                 self.transport.close()
@@ -116,7 +122,7 @@ class Connection:
         """All hops, from the last to the first; never waits for the peer."""
         self._closing.set()
         for transport in reversed(self._below):
-            with contextlib.suppress(OSError, EOFError, _ssh_exception()):
+            with contextlib.suppress(OSError, EOFError, SSHException):
                 transport.close()
         if self._process is not None:
             self._process.terminate()
@@ -150,7 +156,7 @@ class Connection:
             return transport.open_channel(
                 "direct-tcpip", (hop.address, hop.port), ("127.0.0.1", 0), timeout=_left(until)
             )
-        except (_ssh_exception(), EOFError, OSError) as error:
+        except (SSHException, EOFError, OSError) as error:
             raise HostUnreachable(
                 f"the jump host cannot reach {hop.address} port {hop.port}: {error}",
                 f"jump over {transport.getpeername()[0] if hasattr(transport, 'getpeername') else 'the host before'}",
@@ -205,8 +211,6 @@ def _tcp(hop: Hop, until: float) -> socket.socket:
 
 def _transport(sock: Any, hop: Hop, until: float, accept_new: bool) -> Any:
     """Key exchange, and the judgement of the host's key."""
-    from paramiko import Transport
-
     known = knownhosts.look_up(hop.key_name, hop.known_hosts)
     transport: Any = None
     try:
@@ -216,7 +220,7 @@ def _transport(sock: Any, hop: Hop, until: float, accept_new: bool) -> Any:
         transport.start_client(timeout=_left(until))
         transport.set_keepalive(KEEPALIVE_S)
         key = transport.get_remote_server_key()
-    except (_ssh_exception(), EOFError, OSError) as error:
+    except (SSHException, EOFError, OSError) as error:
         if transport is not None:
             transport.close()
         else:
@@ -238,7 +242,10 @@ def _transport(sock: Any, hop: Hop, until: float, accept_new: bool) -> Any:
 
 
 def _prefer(transport: Any, kinds: Sequence[str]) -> None:
-    """Ask for the kinds of host key that are known first: another one would look like an unknown host."""
+    """Ask for the kinds of host key that are known first: another one would look like an unknown host.
+
+    And for ciphers that need no code of their own against tampering: 200 MB take 0.30 s of CPU time instead of 0.50 s.
+    """
     wanted: list[str] = []
     for kind in kinds:
         wanted += ["rsa-sha2-512", "rsa-sha2-256"] if kind == "ssh-rsa" else [kind]
@@ -246,6 +253,8 @@ def _prefer(transport: Any, kinds: Sequence[str]) -> None:
     offered = list(options.key_types)
     first = [k for k in dict.fromkeys(wanted) if k in offered]
     options.key_types = [*first, *(k for k in offered if k not in first)]
+    ciphers = list(options.ciphers)
+    options.ciphers = sorted(ciphers, key=lambda name: "gcm" not in name)
 
 
 def _authenticate(transport: Any, hop: Hop, keyring: Keyring, until: float) -> None:
@@ -254,8 +263,6 @@ def _authenticate(transport: Any, hop: Hop, keyring: Keyring, until: float) -> N
     Raises:
         AuthenticationFailed: with the names of the keys that were offered.
     """
-    from paramiko.ssh_exception import AuthenticationException, BadAuthenticationType, SSHException
-
     tried: list[str] = []
     faults: list[str] = []
     next_step = (
@@ -303,10 +310,3 @@ def _said(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
     return str(error) or "the other side closed the connection"
-
-
-def _ssh_exception() -> type[Exception]:
-    from paramiko.ssh_exception import SSHException
-
-    kind: type[Exception] = SSHException
-    return kind

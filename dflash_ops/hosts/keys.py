@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paramiko import Agent, PKey
+from paramiko.ssh_exception import PasswordRequiredException, SSHException
+
 from dflash_ops.errors import AuthenticationFailed
 from dflash_ops.hosts.sshconfig import Hop
 
@@ -68,9 +71,6 @@ class Keyring:
 
     def _open(self, path: Path, faults: list[str]) -> Any:
         """The key of a file; None (and a fault noted) where there is none to be had."""
-        from paramiko import PKey
-        from paramiko.ssh_exception import PasswordRequiredException, SSHException
-
         with self._lock:
             if path in self._opened:
                 return self._opened[path]
@@ -91,9 +91,6 @@ class Keyring:
             return key
 
     def _unlock(self, path: Path) -> Any:
-        from paramiko import PKey
-        from paramiko.ssh_exception import SSHException
-
         for attempt, (passphrase, source) in enumerate(_passphrases(path)):
             try:
                 return PKey.from_path(str(path), passphrase.encode())
@@ -175,9 +172,6 @@ def _agent_keys(socket_path: str | None) -> Iterator[Key]:
     """Keys of the agent; one that does not answer has none."""
     if not socket_path:
         return
-    from paramiko import Agent
-    from paramiko.ssh_exception import SSHException
-
     before = os.environ.get("SSH_AUTH_SOCK")
     os.environ["SSH_AUTH_SOCK"] = socket_path  # paramiko knows no other way to name it
     try:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from paramiko.ssh_exception import ChannelException, SSHException
+
 from dflash_ops.errors import ConnectionLost, HostError, HostUnreachable
 from dflash_ops.hosts.connect import Connection
 from dflash_ops.hosts.keys import SHARED, Keyring
@@ -86,8 +88,6 @@ class Pool:
         Raises:
             HostUnreachable: it allows none at all. ConnectionLost.
         """
-        from paramiko.ssh_exception import ChannelException, SSHException
-
         refusal = ""
         for attempt in range(REFUSALS):
             wait = max(0.1, min(OPEN_S, until - time.monotonic()))

@@ -15,6 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paramiko import SSHConfig
+from paramiko.ssh_exception import ConfigParseError
+
 from dflash_ops.errors import UsageError
 
 #: How deep jumps may lead to hosts that have jumps of their own.
@@ -64,9 +67,6 @@ class SshConfig:
         Raises:
             UsageError: it cannot be read or understood.
         """
-        from paramiko import SSHConfig
-        from paramiko.ssh_exception import ConfigParseError
-
         self.path = path if path is not None else Path("~/.ssh/config").expanduser()
         try:
             text = "\n".join(_lines(self.path, 0)) if self.path.exists() else ""

@@ -14,6 +14,8 @@ import tty
 from collections.abc import Iterator
 from typing import Any
 
+from paramiko.ssh_exception import SSHException
+
 from dflash_ops.errors import ConnectionLost
 from dflash_ops.hosts.connect import Connection
 
@@ -30,8 +32,6 @@ def interact(connection: Connection, channel: Any, command: bytes) -> int:
     Raises:
         ConnectionLost: it went away; this terminal is as it was before.
     """
-    from paramiko.ssh_exception import SSHException
-
     size = shutil.get_terminal_size()
     try:
         channel.get_pty(os.environ.get("TERM") or "xterm", size.columns, size.lines)

@@ -29,6 +29,7 @@ def up() -> int:
     print("  " + " ".join([*home.wrap(["bash"])]))
     print("\nthen, for example:")
     print("  dflash-ops doctor demo; dflash-ops deploy demo; dflash-ops status demo; dflash-ops logs -f demo")
+    print(f"  ssh -F {home.ssh / 'config'} 192.0.2.11 pct list")
     print(f"\nfaults, from another shell (in {Path(__file__).resolve().parent.parent}):")
     print(f"  ip -n {lab.machines['pve1'].namespace} link set to-op down      # and up again")
     print(f"  echo 0.3 > {lab.machines['pve1'].folder}/knobs/delay           # a pct as slow as a real one; rm it")

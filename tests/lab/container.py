@@ -54,6 +54,7 @@ class Container:
     id: int
     machine: Machine
     cgroup: str
+    _extra: str = ""
 
     @property
     def folder(self) -> Path:
@@ -68,7 +69,7 @@ class Container:
         """What the stand-in for pct reads, as /etc/pve/lxc/ID.conf."""
         return self.machine.folder / "pve" / f"{self.id}.conf"
 
-    def make(self, *, idmap: bool = True, packages: Path | None = None) -> None:
+    def make(self, *, packages: Path | None = None) -> None:
         """The root file system and the configuration; takes some 20 ms."""
         rootfs = self.rootfs
         for name in ("etc", "root", "home", "var/tmp", "var/log", "var/lib", "var/cache", "tmp", "run", "proc", "sys",
@@ -102,18 +103,24 @@ class Container:
         (rootfs / "root").chmod(0o700)
         for parent in (self.folder, self.folder.parent):
             parent.chmod(0o755)
+        self._extra = extra
+        self._configure(idmap=True)
+        self.conf.write_text(
+            f"arch: amd64\ncores: 2\nhostname: ct{self.id}\nmemory: 2048\nostype: debian\nunprivileged: 1\n"
+        )
+
+    def _configure(self, *, idmap: bool) -> None:
+        """`idmap`: root in the container sees the machine's /usr as its own; not every file system can."""
         text = CONFIG.format(
             name=self.id,
-            rootfs=rootfs,
+            rootfs=self.rootfs,
             usr=self.machine.folder / "usr",
             small=SMALL_MB,
             cgroup=self.cgroup,
             idmap=",idmap=container" if idmap else "",
         )
+        extra = self._extra if idmap else self._extra.replace(",idmap=container", "")
         (self.folder / "config").write_text(text + extra)
-        self.conf.write_text(
-            f"arch: amd64\ncores: 2\nhostname: ct{self.id}\nmemory: 2048\nostype: debian\nunprivileged: 1\n"
-        )
 
     def _venv(self, packages: Path) -> str:
         """A Python with the tests' own packages (torch and others) at /opt/dflash/bin/python; its mount entry."""
@@ -150,12 +157,22 @@ class Container:
 
     def start(self) -> None:
         """Start it; the processes of a container that was killed leave cgroups in its way, which go first."""
+        fault = self._start()
+        if fault is not None and "idmap" in fault:
+            self._configure(idmap=False)
+            fault = self._start()
+        if fault is not None:
+            raise RuntimeError(f"container {self.id} does not start: {fault}")
+
+    def _start(self) -> str | None:
         self._clear_cgroups()
         log = self.folder / "lxc.log"
+        log.unlink(missing_ok=True)
         done = run(self.machine.wrap([*self._lxc("lxc-start"), "-o", str(log), "-l", "WARN"]))
-        if done.returncode != 0:
-            said = log.read_text("utf-8", "replace") if log.exists() else ""
-            raise RuntimeError(f"container {self.id} does not start: {_errors(said) or done.stderr.decode()}")
+        if done.returncode == 0:
+            return None
+        said = log.read_text("utf-8", "replace") if log.exists() else ""
+        return _errors(said) or done.stderr.decode("utf-8", "replace")
 
     def stop(self, *, kill: bool = True) -> None:
         if self.running:
