@@ -38,6 +38,9 @@ class Sent:
     kept: int
 
 
+#: Environment variable with a passphrase for ssh keys. No command that is run gets it.
+PASSPHRASE = "DFLASH_SSH_PASSPHRASE"
+
 #: Called with (bytes sent so far, bytes in all).
 SendProgress = Callable[[int, int], None]
 

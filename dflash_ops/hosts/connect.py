@@ -22,7 +22,8 @@ from paramiko.ssh_exception import AuthenticationException, BadAuthenticationTyp
 
 from dflash_ops.errors import AuthenticationFailed, DflashError, HostUnreachable
 from dflash_ops.hosts import knownhosts
-from dflash_ops.hosts.keys import VARIABLE, Keyring
+from dflash_ops.hosts.base import PASSPHRASE
+from dflash_ops.hosts.keys import Keyring
 from dflash_ops.hosts.sshconfig import Hop
 
 #: Milliseconds of unacknowledged data after which the kernel gives a connection up. It must outlast a cut of 5 s:
@@ -141,7 +142,7 @@ class Connection:
     def _command(self, hop: Hop) -> socket.socket:
         """Both ends of ProxyCommand's standard input and output as one socket."""
         ours, theirs = socket.socketpair()
-        env = {k: v for k, v in os.environ.items() if k != VARIABLE}
+        env = {k: v for k, v in os.environ.items() if k != PASSPHRASE}
         try:
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", f"exec {hop.proxy_command}"], stdin=theirs.fileno(), stdout=theirs.fileno(), env=env

@@ -19,10 +19,8 @@ from paramiko import Agent, PKey
 from paramiko.ssh_exception import PasswordRequiredException, SSHException
 
 from dflash_ops.errors import AuthenticationFailed
+from dflash_ops.hosts.base import PASSPHRASE
 from dflash_ops.hosts.sshconfig import Hop
-
-#: A passphrase for key files, for use without a terminal.
-VARIABLE = "DFLASH_SSH_PASSPHRASE"
 
 #: How often a person may mistype.
 TRIES = 3
@@ -104,7 +102,7 @@ class Keyring:
         raise AuthenticationFailed(
             "the key is protected by a passphrase, and none was given",
             str(path),
-            f"add it to your agent (ssh-add {path}), run this in a terminal, or set {VARIABLE} or SSH_ASKPASS",
+            f"add it to your agent (ssh-add {path}), run this in a terminal, or set {PASSPHRASE} or SSH_ASKPASS",
         )
 
 
@@ -114,8 +112,8 @@ SHARED = Keyring()
 
 def _passphrases(path: Path) -> Iterator[tuple[str, str]]:
     """Where a passphrase may come from: the environment, an askpass program, a person."""
-    if (said := os.environ.get(VARIABLE)) is not None:
-        yield said, VARIABLE
+    if (said := os.environ.get(PASSPHRASE)) is not None:
+        yield said, PASSPHRASE
         return
     forced = os.environ.get("SSH_ASKPASS_REQUIRE") in ("force", "prefer")
     terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dflash_ops.errors import CommandFailed, DeadlineExceeded
 from dflash_ops.hosts.base import Completed
-from dflash_ops.hosts.pump import Child
+from dflash_ops.hosts.pump import Child, inherited
 from dflash_ops.hosts.words import show
 
 #: Bytes of standard error that a failed stream repeats.
@@ -119,7 +119,9 @@ class LocalHost:
         # Ctrl-C belongs to the program that has the terminal now.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            process = subprocess.Popen(list(argv), preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+            process = subprocess.Popen(
+                list(argv), env=inherited(), preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+            )
             code = process.wait()
         except OSError as error:
             print(_start_text(error, argv, None), file=sys.stderr)

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO
 
 from dflash_ops.errors import UsageError
+from dflash_ops.hosts.base import PASSPHRASE
 from dflash_ops.hosts.wrap import Held
 
 #: Read and write sizes; a pipe holds 64 KiB.
@@ -60,7 +61,7 @@ class Child:
             stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=None if env is None else {**os.environ, **env},
+            env={**inherited(), **(env or {})},
             cwd=cwd,
             start_new_session=True,  # a process group of its own, so that giving up ends its children too
             bufsize=0,
@@ -178,6 +179,11 @@ class Child:
             return  # open until `close`: its end would tell the command that nobody listens
         pipe.close()
         self.process.stdin = None
+
+
+def inherited() -> dict[str, str]:
+    """This process's environment, less what is for this process alone."""
+    return {name: value for name, value in os.environ.items() if name != PASSPHRASE}
 
 
 def _pieces(stdin: bytes | Iterable[bytes] | None) -> Iterator[bytes]:

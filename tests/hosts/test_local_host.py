@@ -287,3 +287,12 @@ def test_terminal_leaves_ctrl_c_to_the_program(host: LocalHost) -> None:
     assert host.terminal(["sh", "-c", script]) == 9
     assert signal.getsignal(signal.SIGINT) is before
     assert host.terminal(["no-such-program-here"]) == 127
+
+
+def test_the_passphrase_for_ssh_keys_is_no_commands_business(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DFLASH_SSH_PASSPHRASE", "planted-7f3a")
+    monkeypatch.setenv("OTHER", "1")
+    for env in (None, {"A": "1"}):
+        said = LocalHost().run(["env"], deadline=10, env=env).text
+        assert "OTHER=1" in said
+        assert "planted" not in said

@@ -68,7 +68,7 @@ def running(lab: Lab, word: bytes) -> bool:
 # -- words and bytes
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(words=st.lists(WORDS, max_size=4), value=WORDS, stdin=st.binary(max_size=30))
 def test_every_word_arrives_as_it_is(lab: Lab, ct: LxcHost, words: list[str], value: str, stdin: bytes) -> None:
     """With perl's noise on standard error, and pct as it is: lossy for what is not one line of ASCII."""
