@@ -123,7 +123,10 @@ class JobClient:
             HostError: the way to the machine was lost, or nothing came for `idle` seconds.
             CommandFailed: the resident failed.
         """
-        for raw in self._stream("follow", idle=idle):
+        return self._follow("follow", idle=idle)
+
+    def _follow(self, command: str, *, idle: float) -> Iterator[Seen]:
+        for raw in self._stream(command, idle=idle):
             said = _object(raw.decode("utf-8", "replace"))
             if said is None:
                 raise ContractError(f"`follow` said something that is no JSON object: {raw[:200]!r}", self.host.name)

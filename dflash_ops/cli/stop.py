@@ -38,7 +38,8 @@ def command(
         seconds = one.grace_s if grace is None else grace
         with progress.stage("stop", f"{one.name}: asked to save and stop, up to {seconds:g} s") as stage:
             answer = client.stop(grace=seconds, reason=reason, actor=actor())
-            stage.done(f"{one.name}: {stopped_text(answer)}")
+            told = str(answer["detail"]) if one.adopted else stopped_text(answer)
+            stage.done(f"{one.name}: {told}")
         return {"schema": 1, "kind": "stop", "job": one.name, "host": one.host, **answer}
 
     return perform(loaded, jobs, "stop", work, as_json=json)

@@ -28,13 +28,17 @@ COMMANDS = {
     "activate": ("records", "activate_main", "switch `current` to a release"),
     "releases": ("releases", "main", "list the releases that are there"),
     "rollback": ("rollback", "main", "back to what ran before"),
+    "adopted-snapshot": ("adopted", "snapshot_main", "state of a session that we did not start"),
+    "adopted-follow": ("adopted", "follow_main", "the same, one line a second"),
+    "adopted-logs": ("adopted", "logs_main", "its pane's output, raw"),
+    "adopted-stop": ("adopted", "stop_main", "TERM to its trainer, never KILL"),
     "aside": ("aside", "main", "move the checkpoints aside, whole"),
     "preflight": ("preflight", "main", "is the machine ready for the job"),
 }
 
 
 def usage() -> str:
-    lines = [f"  {name:10} {what}" for name, (_, _, what) in COMMANDS.items()]
+    lines = [f"  {name:16} {what}" for name, (_, _, what) in COMMANDS.items()]
     return "usage: resident COMMAND --root ROOT ...\n\n" + "\n".join(lines) + "\n"
 
 

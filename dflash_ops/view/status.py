@@ -118,6 +118,8 @@ def _rows(s: Snapshot, now: float, space: int) -> list[tuple[str, RenderableType
 def next_step(s: Snapshot) -> str | None:
     """The commands that a person would type now, one a line, where there are some."""
     job = shlex.quote(clean(s.job))
+    if s.attempt is None:  # nothing that could be deployed again (an adopted session), or nothing yet
+        return f"dflash-ops logs {job}" if s.state in _BAD else None
     if s.state is State.CRASHED:
         return f"dflash-ops logs {job}\ndflash-ops deploy {job} --resume"
     if s.state is State.STOPPED:

@@ -162,7 +162,8 @@ def test_plan_touches_nothing(toy: Toy) -> None:
 
 
 def test_no_python_on_the_host(toy: Toy) -> None:
-    text = toy.inventory.read_text().replace(f'python = "{os.path.realpath(sys.executable)}"', 'python = "/no/such/python3"')
+    python = os.path.realpath(sys.executable)
+    text = toy.inventory.read_text().replace(f'python = "{python}"', 'python = "/no/such/python3"')
     toy.inventory.write_text(text)
     outcome = toy.ops("deploy")
     assert outcome.code == 1
