@@ -308,3 +308,23 @@ def test_a_status_is_one_exec(lab: Lab, ct: LxcHost) -> None:
     lab.faults.stop_container(200)
     seen = client.snapshot().snapshot
     assert seen.state is State.UNREACHABLE
+
+
+ON_THE_PROXMOX_HOST = """
+from dflash_ops.errors import ContainerMissing
+from dflash_ops.hosts.local import LocalHost
+from dflash_ops.hosts.lxc import LxcHost
+ct = LxcHost("ct200", LocalHost("here"), 200)
+done = ct.run(["sh", "-c", 'printf "%s|" "$A" "$1"; cat; exit 3', "sh", "x\\ny"], deadline=20, stdin=b"in", env={"A": "ä"})
+assert (done.rc, done.text) == (3, "ä|x\\ny|in"), done
+assert ct.run(["true"], deadline=600).rc == 0
+assert list(ct.stream(["seq", "2"], idle=20)) == [b"1", b"2"]
+try:
+    LxcHost("ct999", LocalHost("here"), 999).run(["true"], deadline=20)
+except ContainerMissing:
+    print("fine")
+"""
+
+
+def test_on_the_proxmox_host_itself_without_ssh(lab: Lab) -> None:
+    assert lab.machines["pve1"].run([sys.executable, "-c", ON_THE_PROXMOX_HOST], seconds=60) == "fine\n"

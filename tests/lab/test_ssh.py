@@ -92,6 +92,13 @@ def test_a_command_that_does_not_read_its_input_ends_all_the_same(pve1: SshHost)
     assert done.rc == 5
 
 
+def test_an_end_without_an_exit_code_is_no_result(pve1: SshHost) -> None:
+    """What sshd says of a command that a signal ended, where no wrapper of ours turns that into 128+N."""
+    with pytest.raises(ConnectionLost, match="without an exit code"):
+        pve1.run_bare(["sh", "-c", "kill -9 $PPID"], deadline=10)
+    assert pve1.run(["true"], deadline=10).rc == 0
+
+
 def test_an_interrupt_gives_everything_back(lab: Lab, pve1: SshHost) -> None:
     def pieces() -> Iterator[bytes]:
         yield b"one"
@@ -133,9 +140,11 @@ def test_one_connection_for_all_calls_and_threads(lab: Lab, pve1: SshHost) -> No
 def test_few_sessions_on_a_connection_are_shared_out(lab: Lab) -> None:
     with lab.faults.max_sessions("pve1", 1):
         one = host()
+        before = lab.machines["pve1"].log.count("Accepted publickey")
         with ThreadPoolExecutor(8) as pool:
             codes = list(pool.map(lambda _: one.run(["sleep", "0.2"], deadline=30).rc, range(8)))
         assert codes == [0] * 8
+        assert lab.machines["pve1"].log.count("Accepted publickey") - before == 3, "and no more connections than three"
         # all connections taken: a wait with an end, and no error of the others
         holders = [
             threading.Thread(target=one.run, args=(["sleep", "2.5"],), kwargs={"deadline": 20}) for _ in range(3)
