@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dflash_ops.cli.common import InventoryOption, JobArgument, JsonOption, console, is_plain, load_inventory
+from dflash_ops.cli.common import InventoryOption, JsonOption, console, is_plain, load_inventory
+from dflash_ops.cli.several import AllOption, JobsArgument, chosen, each, show_errors, worst
 from dflash_ops.errors import InventoryError, UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ SIGNS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("fail", "
 
 
 def command(
-    job: JobArgument = None,
+    job: JobsArgument = None,
+    every: AllOption = False,
     accept_new: Annotated[
         bool,
         typer.Option(
@@ -35,12 +37,42 @@ def command(
     as_json: JsonOption = False,
 ) -> int:
     """Check this machine and a job's host, and say what to do for each thing missing. Exits 3 if anything fails."""
-    report = _report(inventory, job, accept_new=accept_new)
+    if every or len(job or ()) > 1:
+        return _several(inventory, job, every, accept_new=accept_new, as_json=as_json)
+    report = _report(inventory, job[0] if job else None, accept_new=accept_new)
     if as_json:
         print(json.dumps(report.to_dict(), ensure_ascii=False))
     else:
         _render(report)
     return 0 if report.ok else 3
+
+
+def _several(inventory: Path | None, names: list[str] | None, every: bool, *, accept_new: bool, as_json: bool) -> int:
+    """Every job's report, hosts side by side; this machine is shown once."""
+    from dataclasses import replace
+
+    from dflash_ops.cli.watching import print_json
+    from dflash_ops.doctor.examine import examine
+
+    loaded, jobs = chosen(inventory, names, every)
+    with _busy(f"looking at {len(jobs)} jobs"):
+        outcomes = each(
+            loaded, jobs, lambda job, host, python: examine(loaded, job, host, os.environ), accept_new=accept_new
+        )
+    seen: set[str] = set()
+    for outcome in outcomes:
+        if outcome.error is None:
+            report: Report = outcome.result
+            outcome.code, outcome.result = (0 if report.ok else 3), report.to_dict()
+            if not as_json:
+                fresh = tuple(s for s in report.sections if s.place not in seen)
+                seen.update(s.place for s in report.sections)
+                _render(replace(report, sections=fresh))
+    if as_json:
+        code = worst(outcomes)
+        print_json({"schema": 1, "kind": "doctor.all", "exit": code, "jobs": [o.to_json() for o in outcomes]})
+    show_errors(outcomes)
+    return worst(outcomes)
 
 
 def _report(inventory: Path | None, name: str | None, *, accept_new: bool) -> Report:

@@ -72,7 +72,9 @@ def chosen(inventory: Path | None, names: Sequence[str] | None, every: bool) -> 
     return loaded, [loaded.job(name) for name in dict.fromkeys(names)] if names else [loaded.job(None)]
 
 
-def each(loaded: Inventory, jobs: Sequence[Job], work: Callable[[Job, Host, str], Any]) -> list[Outcome]:
+def each(
+    loaded: Inventory, jobs: Sequence[Job], work: Callable[[Job, Host, str], Any], *, accept_new: bool = False
+) -> list[Outcome]:
     """`work(job, host, python)` for every job, hosts side by side; outcomes in the order of `jobs`.
 
     Ctrl-C leaves at once: the workers are daemons, and what they began on a machine is left in a state that the next
@@ -81,7 +83,7 @@ def each(loaded: Inventory, jobs: Sequence[Job], work: Callable[[Job, Host, str]
     from dflash_ops.hosts.factory import Hosts
 
     outcomes = {job.name: Outcome(job) for job in jobs}
-    hosts = Hosts(loaded)
+    hosts = Hosts(loaded, accept_new=accept_new)
     opened = {name: hosts[name] for name in dict.fromkeys(job.host for job in jobs)}
     by_host: dict[str, list[Job]] = {}
     for job in jobs:

@@ -96,7 +96,7 @@ def test_no_command_shows_help() -> None:
         (["xyzzy"], "There are: init, doctor"),
         (["--nope"], "No such option"),
         (["doctor", "--nope"], "No such option"),
-        (["doctor", "a", "b"], "unexpected extra argument"),
+        (["logs", "a", "b"], "unexpected extra argument"),
         (["init", "--host"], "requires an argument"),
     ],
 )

@@ -30,7 +30,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHost:
     monkeypatch.setenv("DFLASH_INVENTORY", str(tmp_path / "inventory.toml"))
     monkeypatch.setenv("COLUMNS", "100")
     fake = FakeHost("here")
-    monkeypatch.setattr("dflash_ops.hosts.factory.open_host", lambda inventory, name: fake)
+    monkeypatch.setattr("dflash_ops.hosts.factory.Hosts._make", lambda hosts, name: fake)
     return fake
 
 
