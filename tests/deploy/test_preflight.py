@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -235,20 +238,16 @@ def test_what_the_replaced_job_holds_counts_as_free(tmp_path: Path, monkeypatch:
 
 
 def test_a_process_trees_memory_counts_its_children_and_shared_pages_once(tmp_path: Path) -> None:
-    import subprocess
-
-    code = "import mmap,subprocess,sys,time; m = bytearray(50_000_000); "
-    child = f"subprocess.Popen([sys.executable, '-c', {code + 'time.sleep(60)'!r}]); "
-    process = subprocess.Popen([sys.executable, "-c", code + child + "time.sleep(60)"], start_new_session=True)
+    code = "import mmap, os, time; s = mmap.mmap(-1, 60_000_000); s[:] = b'x' * 60_000_000; os.fork(); "
+    code += "s[::4096]; m = bytearray(os.urandom(50_000_000)); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     try:
         end = time.monotonic() + 30
-        while (held := machine.tree_memory(process.pid)) < 100_000_000 and time.monotonic() < end:
+        while (held := machine.tree_memory(process.pid)) < 160_000_000 and time.monotonic() < end:
             time.sleep(0.1)
-        assert 100_000_000 <= held < 200_000_000
+        time.sleep(0.5)
+        assert 160_000_000 <= machine.tree_memory(process.pid) < 210_000_000, held
     finally:
-        import os
-        import signal
-
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
