@@ -109,8 +109,9 @@ class Demo:
         before = self.client.snapshot().snapshot
         if before.state in LIVE_STATES and not self.replace:
             # Its target and its data are in use: they stay as they are, whatever this version would make.
-            note(f"[1-3/6] {choose(before, self._reason(before), '', replace=False).why}")
-            choice = Choice("follow", "")
+            key = self._key() if self.setup.data.exists() and self.setup.target.exists() else ""
+            choice = choose(before, self._reason(before), key, replace=False)
+            note(f"[1-3/6] {choice.why}")
         else:
             note("[1/6] target: a small language model, trained on Python's help texts")
             self._target()
@@ -220,12 +221,12 @@ class Demo:
             said += f", {snapshot.exit.describe()}"
         if snapshot.error is not None:
             said += f"; first cause, {snapshot.error.worker}: {snapshot.error.message}"
-        elif snapshot.detail:
+        elif snapshot.detail and snapshot.detail not in said:
             said += f"; {snapshot.detail}"
         return TrainingFailed(
             f"the demo's training did not finish: {said}",
             str(Layout(self.setup.root).attempt(snapshot.attempt or 0).path),
-            f"the whole log: dflash-ops logs demo{self.setup.option}; go on: dflash-ops demo{self.setup.option}",
+            f"the whole log: dflash-ops logs demo{self.setup.option}; the same command goes on from the last checkpoint",
             self._outcome(snapshot, None, None),
         )
 
