@@ -79,12 +79,9 @@ def _rows(s: Snapshot, now: float, space: int) -> list[tuple[str, RenderableType
     rows: list[tuple[str, RenderableType]] = []
     p = s.progress
     # Of a job that has ended well its last stage tells nothing; of one that crashed, where it was.
-    told = s.state not in (State.FINISHED, State.STOPPED)
-    if (
-        told
-        and s.stage is not None
-        and (p is None or p.step is None or s.stage.name not in ("stepping", s.state.value))
-    ):
+    over = s.state in (State.FINISHED, State.STOPPED)
+    stepping = p is not None and p.step is not None
+    if s.stage is not None and not over and not (stepping and s.stage.name in ("stepping", s.state.value)):
         count = f" {s.stage.k}/{s.stage.n}" if s.stage.k is not None and s.stage.n is not None else ""
         rows.append(("stage", Text(f"{clean(s.stage.name)}{count} {clean(s.stage.what)}".rstrip())))
     if p is not None:
