@@ -216,17 +216,15 @@ class Demo:
     def _failed(self, snapshot: Snapshot) -> TrainingFailed:
         for line in self._tail():
             self.stages.note(f"  | {line}")
-        said = f"attempt {snapshot.attempt} is {snapshot.state.value}"
-        if snapshot.exit is not None:
-            said += f", {snapshot.exit.describe()}"
+        said = [f"attempt {snapshot.attempt} is {snapshot.state.value}", snapshot.detail]
+        if snapshot.exit is not None and not snapshot.detail:
+            said.append(snapshot.exit.describe())
         if snapshot.error is not None:
-            said += f"; first cause, {snapshot.error.worker}: {snapshot.error.message}"
-        elif snapshot.detail and snapshot.detail not in said:
-            said += f"; {snapshot.detail}"
+            said.append(f"first cause, {snapshot.error.worker}: {snapshot.error.message}")
         return TrainingFailed(
-            f"the demo's training did not finish: {said}",
+            f"the demo's training did not finish: {'; '.join(filter(None, said))}",
             str(Layout(self.setup.root).attempt(snapshot.attempt or 0).path),
-            f"the whole log: dflash-ops logs demo{self.setup.option}; the same command goes on from the last checkpoint",
+            f"the whole log: dflash-ops logs demo{self.setup.option}; the same command goes on from its checkpoint",
             self._outcome(snapshot, None, None),
         )
 

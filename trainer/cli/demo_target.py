@@ -32,7 +32,7 @@ def main(args: argparse.Namespace) -> int:
     def report(done: int, total: int, loss: float) -> None:
         if done == 1:
             own_progress_only()
-        bar.update(done, f"loss {loss:.2f}")
+        bar.update(done, f"loss {loss:.2f}" if done else "loading torch")
 
     with told("building the demo target", "nothing was written; the same command starts anew"):
         try:

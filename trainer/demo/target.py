@@ -45,7 +45,7 @@ MODEL: dict[str, Any] = {
     "pad_token_id": PAD,
 }
 
-#: Called after each step with (steps done, all steps, loss in nats a byte).
+#: Called at the start and after each step with (steps done, all steps, loss in nats a byte; not a number at the start).
 Report = Callable[[int, int, float], None]
 
 
@@ -95,7 +95,7 @@ def build(out: Path, recipe: Recipe, report: Report | None = None, *, threads: i
     """The demo target in `out` and its prompts in `out/../data`, trained now or found there already.
 
     Args:
-        report: called after each training step; never for a target that is found.
+        report: how far the training is; never called for a target that is found.
         threads: CPU threads of the training; torch's own choice if None.
 
     Raises:
@@ -115,6 +115,8 @@ def build(out: Path, recipe: Recipe, report: Report | None = None, *, threads: i
     loss = stamp.get("loss") if reused and stamp is not None else None
     out.parent.mkdir(parents=True, exist_ok=True)
     if not reused:
+        if report:
+            report(0, recipe.steps, math.nan)
         model, loss = _train(texts, recipe, report, threads)
         _lay_down(out, model, {"key": key, "loss": loss, "recipe": asdict(recipe), "text": texts.digest()})
     made, kept = text_module.prompts(texts, recipe.train_prompts, recipe.held_out_prompts, recipe.seed)
