@@ -165,6 +165,8 @@ def prepare(config: RunConfig, checkpoints: Path | None, resume: str, *, in_part
         width=len(drafter.target_layer_ids) * drafter.hidden_size,
         dtype=config.dtype,
     )
+    if not Path(config.ring.dir).is_dir():
+        raise ConfigError("there is no such folder", f"ring.dir = {config.ring.dir}", "name a folder on a large tmpfs")
     chosen = None if checkpoints is None else choose(checkpoints, resume)
     if chosen is not None:
         _same_drafter(chosen, drafter)

@@ -138,6 +138,14 @@ def test_tables_must_be_tables_and_files_must_parse(tmp_path: Path) -> None:
         load_config(tmp_path / "absent.toml")
 
 
+def test_a_python_without_toml_is_told_to_take_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run.toml").write_text("schema = 1\n")
+    monkeypatch.setitem(sys.modules, "tomllib", None)
+    with pytest.raises(ConfigErrors, match="reads no TOML") as caught:
+        load_config(tmp_path / "run.toml")
+    assert "run.json" in caught.value.next
+
+
 def test_overrides(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps(good()))
