@@ -1,0 +1,223 @@
+"""From findings to one cause: the first cause wins, not the loudest (laws of supervision, 3).
+
+Order: the kernel's word about our process -> roots -> other confirmations -> either -> what nobody knows -> cascades ->
+launcher's wrappers. Inside a rank of that order the earliest wins. An error after which the same worker went on is no
+crash.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from dflash_ops.triage.case import Case, Text
+from dflash_ops.triage.frames import user_frame
+from dflash_ops.triage.predicates import PREDICATES
+from dflash_ops.triage.types import Finding, Line, Record
+
+#: Somebody from outside ended it: decides where it comes before every error.
+INTENT = frozenset(("keyboard_interrupt", "slurm_cancelled", "sigterm_external", "sighup_terminal_closed"))
+WRAPPER = "root_cause_not_shown"
+_LATE = 30  # kinds of a lower priority give way to others of the same role
+_SOFT = re.compile(
+    r"\bretry(?:ing)?\b|will retry|\bskip(?:ping|ped)\b|falling back|fallback|recover(?:ed|ing)\b|\bignor(?:ed|ing)\b|non-fatal|continuing\b|"
+    r"attempt \d+(?:/| of )\d+|\bcaught\b(?! \w+ in)|reconnect|dropping (?:sample|batch)|using .{1,40} instead|will be retried", re.I)
+_OUR_PROCESS = re.compile(r"\((?:python[\d.]*|pt_main_thread|pt_\w+|torchrun|ray\S*|train\w*|dflash\S*|accelerate|deepspeed|ray::\S*)\)")
+_RANK = (
+    re.compile(r"\[(?:PG[^\]]*?)?[Rr]ank (\d+)\]"),
+    re.compile(r"\(RANK (\d+)\)"),
+    re.compile(r"local_rank: (\d+)\b"),
+    re.compile(r"--local[-_]rank[= ]'?(\d+)"),
+    re.compile(r"\bon rank (\d+)\b|\brank[ :=]+(\d+)\b", re.I),
+)
+
+
+def order(finding: Finding) -> float:
+    """The finding's place in the order of causes; smaller is nearer to the cause."""
+    role = finding.role
+    if finding.kind.id == WRAPPER:
+        return 6.0
+    if role == "confirmation":
+        kernel = finding.line.kernel or finding.signature.where == "kernel"
+        if kernel and finding.kind.id.startswith("host_oom") and _OUR_PROCESS.search(finding.line.text):
+            return 0.0
+        return 1.5 if kernel else 2.0
+    return {"root": 1.0, "either": 3.0, "cascade": 5.0}.get(role, 7.0)
+
+
+def best_of(findings: Iterable[Finding]) -> Finding | None:
+    """Among kinds that match the same error: the larger priority, then the nearer role, then the longer literal."""
+    best: Finding | None = None
+    for finding in findings:
+        if best is None or _weight(finding) > _weight(best):
+            best = finding
+    return best
+
+
+def _weight(finding: Finding) -> tuple[float, ...]:
+    wrapper = finding.kind.id == WRAPPER
+    return (
+        not wrapper,
+        finding.kind.priority,
+        -order(finding),
+        bool(finding.signature.regex),
+        len(finding.signature.literal),
+        -finding.line.no,
+    )
+
+
+def reduce(case: Case, findings: list[Finding]) -> list[Finding]:
+    """One finding for each error (segment, or loose line): predicates asked, the most specific kind kept."""
+    groups: dict[tuple[int, int], list[Finding]] = {}
+    for finding in findings:
+        key = (id(finding.record), id(finding.segment) if finding.segment is not None else 0)
+        groups.setdefault(key, []).append(finding)
+    out: list[Finding] = []
+    for group in groups.values():
+        agreed = []
+        for finding in group:
+            predicate = finding.kind.predicate
+            if predicate and predicate in PREDICATES and not PREDICATES[predicate](finding, case):
+                continue
+            agreed.append(finding)
+        best = best_of(agreed)
+        if best is not None:
+            best.facts["also"] = sorted({f.kind.id for f in agreed} - {best.kind.id})
+            out.append(best)
+    return out
+
+
+def mark_outlived(case: Case, finding: Finding) -> None:
+    """Whether the same worker made progress after the error (Step lines of the same stream)."""
+    text = case.texts[finding.source]
+    record = finding.record
+    finding.outlived = outlived(text, record)
+
+
+def outlived(text: Text, record: Record) -> bool:
+    before: float | None = None
+    after: list[float | int] = []
+    done = False
+    for line, step in text.steps:
+        if not _same_worker(record, line.stream):
+            continue
+        if line.no < record.first:
+            if step.step is not None:
+                before = step.step if before is None else max(before, step.step)
+        elif line.no > record.last or (record.form == "loose" and line.no >= record.first and line.no > record.last - 1 and line is not record.lines[0]):
+            done = done or step.done
+            value: float | int = step.step if step.step is not None else -line.no
+            if value not in after:
+                after.append(value)
+    ahead = [v for v in after if v < 0 or before is None or v > before]
+    need = _needed(text, record)
+    if len(ahead) >= need or (len(after) >= 6 and _rising(after)):
+        return True
+    return done and (record.soft or record.form == "loose")
+
+
+def _needed(text: Text, record: Record) -> int:
+    """How many steps it takes to believe that the worker went on: an uncaught traceback may be followed by a peer's."""
+    if record.soft:
+        return 1
+    fatal_after = any(
+        r.first > record.last and not r.noise and not r.soft and r.form in ("traceback", "group") for r in text.records
+    )
+    if record.form == "loose":
+        return 2 if not fatal_after else 3
+    return 4 if fatal_after else 3
+
+
+def _rising(values: list[float | int]) -> bool:
+    return all(b > a for a, b in zip(values, values[1:], strict=False))
+
+
+def _same_worker(record: Record, stream: str) -> bool:
+    if record.stream == stream:
+        return True
+    return not stream and record.rank == 0 and record.stream in ("rank0", "")
+
+
+def mark_soft(text: Text, record: Record) -> None:
+    """Caught, retried, skipped: said in the error's own lines, or just after it."""
+    if record.form == "loose":
+        said = any(_SOFT.search(line.body) for line in record.lines)
+    else:
+        said = bool(_SOFT.search(record.title))
+    if not said:
+        near = [line for line in _after(text, record, 2) if line.stream == record.stream and line.progress is None]
+        said = any(_SOFT.search(line.body) and not line.level == "E" for line in near)
+    record.soft = record.soft or said
+
+
+def _after(text: Text, record: Record, count: int) -> list[Line]:
+    out = []
+    for line in text.lines:
+        if line.no > record.last and line.body.strip():
+            out.append(line)
+            if len(out) >= count:
+                break
+    return out
+
+
+def choose(case: Case, findings: list[Finding]) -> Finding | None:
+    """The primary finding, None where nothing stands that counts."""
+    standing = [f for f in findings if f.role not in ("noise", "none") and not f.record.noise and not f.outlived]
+    if not standing:
+        return None
+    errors = [f for f in standing if order(f) <= 3.0]
+    early = min(errors, key=_place, default=None)
+    if early is not None and early.kind.id in INTENT:
+        return early
+    return min(standing, key=lambda f: (order(f), f.record.soft, f.kind.priority < _LATE, _place(f)))
+
+
+def _place(finding: Finding) -> tuple[float, ...]:
+    """When it happened, as far as the texts tell: error.json's time first, else the order of reading."""
+    chain = 0.0
+    if finding.segment is not None and finding.segment in finding.record.segments:
+        at = finding.record.segments.index(finding.segment)
+        # a nested or remote traceback is printed after the exception that carries it, but came first
+        chain = at - 1.5 if finding.segment.relation == "inner" else float(at)
+    return (float(finding.source), float(finding.record.first), chain, float(finding.line.no))
+
+
+def rank_of(case: Case, finding: Finding) -> int | None:
+    """The rank that failed: of the line, its record, its wording, or the launcher's summary."""
+    if finding.rank is not None:
+        return finding.rank
+    if finding.record.rank is not None:
+        return finding.record.rank
+    lines = [finding.line, *finding.record.lines[-3:]] if finding.segment is not None else [finding.line]
+    for line in lines:
+        for pattern in _RANK:
+            if match := pattern.search(line.text):
+                return int(next(g for g in match.groups() if g is not None))
+    for text in case.texts:
+        if text.summary.root_rank is not None:
+            return text.summary.root_rank
+    for text in case.texts:
+        if text.summary.failed_rank is not None:
+            return text.summary.failed_rank
+    return None
+
+
+def frame_of(finding: Finding, case: Case) -> str | None:
+    found = user_frame(finding.record, finding.segment)
+    if found is not None:
+        return str(found)
+    text = case.texts[finding.source]
+    for record in sorted(text.records, key=lambda r: abs(r.first - finding.line.no)):
+        if record.form == "loose" or record.noise or record is finding.record:
+            continue
+        if (record.stream == finding.record.stream or not record.stream or not finding.record.stream) and (
+            other := user_frame(record, None)
+        ) is not None:
+            return str(other)
+    for line in text.lines:
+        if match := _CODE_AT.search(line.text):
+            return match.group(1)
+    return None
+
+
+_CODE_AT = re.compile(r"function: '[\w<>]+' \(([^():]+\.py:\d+)\)")

@@ -1,0 +1,147 @@
+"""One source -> `Text`: scanned, cleaned, unwrapped, prefixes off, writers apart, errors and progress parsed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dflash_ops.contracts.progress import ProgressPattern
+from dflash_ops.triage import progress, wraps
+from dflash_ops.triage.case import Text
+from dflash_ops.triage.clean import clean, without_copy_mode_mark
+from dflash_ops.triage.match import Matcher
+from dflash_ops.triage.parse_other import SAMPLE, embedded, error_json, fences, unbox
+from dflash_ops.triage.parse_traceback import TracebackParser
+from dflash_ops.triage.prefix import Learned, peel, strip_compose
+from dflash_ops.triage.scan import Needles, Scan
+from dflash_ops.triage.types import Line, Record, Source
+
+_SLICE = 1 << 20
+
+
+def read(source: Source, index: int, matcher: Matcher, needles: Needles, own: ProgressPattern | None) -> Text:
+    """Everything that stands in one source. Never raises on any bytes."""
+    text = Text(source.name, source.kind, index)
+    if source.kind == "exit_json":
+        text.exit = _exit_json(source.data)
+        return text
+    if source.kind == "error_json":
+        rows, text.stamp = error_json(_whole(source.data))
+        lines = [Line(i + 1, row) for i, row in enumerate(rows)]
+        text.total_lines = len(rows)
+    else:
+        lines = _scan(source, text, needles)
+    lines = wraps.join(lines, matcher.spans_literal)
+    _prefixes(lines, source.kind == "kernel")
+    if any("py_callstack" in line.text or line.body.startswith('{"log":') for line in lines):
+        lines = list(embedded(lines))
+    if any("│" in line.body or "┃" in line.body for line in lines):
+        lines = unbox(lines)
+    text.lines = lines
+    _parse(text, own)
+    return text
+
+
+def _scan(source: Source, text: Text, needles: Needles) -> list[Line]:
+    scan = Scan(needles)
+    for chunk in _chunks(source.data):
+        scan.feed(chunk)
+    scan.close()
+    text.total_lines = scan.total_lines
+    text.attempt = scan.attempt
+    lines: list[Line] = []
+    first = True
+    for number, raw, gap in scan.lines():
+        for i, part in enumerate(clean(raw)):
+            if first and part.strip():
+                part = without_copy_mode_mark(part)
+                first = False
+            lines.append(Line(number, part, gap and i == 0))
+    return lines
+
+
+def _chunks(data: bytes | Iterable[bytes]) -> Iterable[bytes]:
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        whole = bytes(data)
+        for at in range(0, len(whole), _SLICE):
+            yield whole[at : at + _SLICE]
+    else:
+        yield from data
+
+
+def _whole(data: bytes | Iterable[bytes]) -> bytes:
+    return bytes(data) if isinstance(data, (bytes, bytearray)) else b"".join(data)[: 1 << 22]
+
+
+def _exit_json(data: bytes | Iterable[bytes]) -> Mapping[str, Any] | None:
+    try:
+        document = json.loads(_whole(data).decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _prefixes(lines: list[Line], kernel: bool) -> None:
+    learned = Learned()
+    for line in lines:
+        peel(line)
+        learned.learn(line.body)
+        if kernel:
+            line.kernel = True
+        elif line.body.startswith(("NVRM: ", "Out of memory: Killed", "Memory cgroup out of memory:", "systemd-oomd[")):
+            line.kernel = True
+    strip_compose(lines)
+    if learned:
+        for line in lines:
+            learned.strip(line)
+
+
+def _parse(text: Text, own: ProgressPattern | None) -> None:
+    """Progress first (a progress line is never part of an error), then tracebacks, each writer's lines apart."""
+    parsers: dict[str, TracebackParser] = {}
+    fenced = fences(text.lines) if any("```" in line.body or "~~~" in line.body for line in text.lines) else set()
+    sample: str | None = None
+    for line in text.lines:
+        if (step := progress.read(line.body, own)) is not None or (
+            line.body is not line.text and line.stamp is not None and (step := progress.read(line.text, own)) is not None
+        ):
+            line.progress = step
+            text.steps.append((line, step))
+            sample = None
+            continue
+        if SAMPLE.match(line.body):
+            sample = line.stream
+        parser = parsers.setdefault(line.stream, TracebackParser())
+        parser.feed(line)
+        if sample is not None and sample == line.stream and parser.opened_at == line.no:
+            parser.mark_noise()
+    for parser in parsers.values():
+        text.records.extend(parser.finish())
+    for record in text.records:
+        if record.first in fenced:
+            record.noise = True
+    text.records.sort(key=lambda r: r.first)
+    for record in text.records:
+        record.source = text.index
+    _loose(text, fenced)
+
+
+def _loose(text: Text, fenced: set[int]) -> None:
+    """Lines that belong to no traceback, each a record of its own with the indented lines under it."""
+    taken = {id(line) for record in text.records for line in record.lines}
+    open_by: dict[str, Record] = {}
+    loose: list[Record] = []
+    for line in text.lines:
+        if id(line) in taken or line.progress is not None or not line.body.strip():
+            open_by.pop(line.stream, None)
+            continue
+        record = open_by.get(line.stream)
+        if record is not None and line.body[:1] in (" ", "\t") and len(record.lines) < 12 and not line.kernel and not line.after_gap:
+            record.lines.append(line)
+            record.last = line.no
+            continue
+        record = Record("loose", line.stream, line.no, line.no, text.index, lines=[line], rank=line.rank, noise=line.no in fenced)
+        open_by[line.stream] = record
+        loose.append(record)
+    text.records.extend(loose)

@@ -1,0 +1,116 @@
+"""Hard wraps joined again: by a width that the text itself shows, by the grammar of tracebacks, by the literals of kinds.
+
+Never by force: a line is joined to the next only where it is exactly as wide as the text's own limit and the next line
+is no beginning, or where the two together complete a frame of a traceback or a known text that neither holds alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+
+from dflash_ops.triage.types import Line
+
+#: Beginnings: a line that looks like this continues nothing.
+_BEGINS = re.compile(
+    r"\s*(?:Traceback \(most|\[rank\d|\[default\d|\[[EWIF]\d{0,4} |[EWIF]\d{4} \d\d:|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d|"
+    r"(?:ERROR|WARNING|INFO|DEBUG|CRITICAL)\b|\(\w+ pid=|Exception in thread|During handling of|The above exception was|"
+    r"={8}|-{8}|\*{8}|frame #\d|dflash (?:step|stage|event)=|NVRM: |\[\s*\d+\.\d{6}\] |>>> |\$ |root@)"
+    r'|\s*(?:[|+] )*File "(?=[^"]*(?:"|$))'
+)
+_FRAME = re.compile(r'File "[^"]{1,1000}", line \d{1,7}, in \S')
+_FRAME_OPEN = re.compile(r'^\s*(?:\[\w+\]:?\s*)?(?:[|] )*\s*File "(?:[^"]*$|[^"]+"(?:,(?: (?:l(?:i(?:n(?:e(?: (?:\d+(?:,(?: (?:in?)?)?)?)?)?)?)?)?)?)?)?$)')
+_BOX = re.compile(r"^\s*[│|╭╰┃].*[│|╮╯┃]?\s*$")
+_WORDISH = re.compile(r"[\w./\-]")
+_SENTENCE_END = re.compile(r"[.:;!?)\]}\"']\s*$")
+
+
+def width_of(texts: list[str]) -> int:
+    """The width at which the text was wrapped, 0 where nothing shows one.
+
+    Evidence: no line is longer; lines of exactly this length are followed by lines that begin nothing, and at least
+    two of them (one, where it breaks a frame or a word) do so.
+    """
+    sizes = Counter(len(text) for text in texts if len(text) >= 30)
+    if not sizes:
+        return 0
+    top = max(sizes)
+    if top > 1000:
+        return 0
+    full = continued = broken = 0
+    for i, text in enumerate(texts[:-1]):
+        if len(text) != top or text.endswith("  ") or _BOX.match(text):
+            continue
+        full += 1
+        after = texts[i + 1]
+        if _FRAME_OPEN.match(text) and not _BEGINS.match(after) and after.strip():
+            broken += 1
+            continued += 1
+        elif after.strip() and not _BEGINS.match(after):
+            continued += 1
+            if _WORDISH.match(text[-1]) and _WORDISH.match(after[0]) and not text[:1].isspace():
+                broken += 1
+    if broken >= 1 and continued * 2 >= full:
+        return top
+    return top if continued >= 2 and continued * 3 >= full * 2 else 0
+
+
+def begins(text: str) -> bool:
+    """Whether the text is the beginning of something (a frame, a stamped line, a traceback ...)."""
+    return _BEGINS.match(text) is not None
+
+
+def join(lines: list[Line], spans_literal: Callable[[str, str], bool]) -> list[Line]:
+    """Lines with wraps undone. `spans_literal(left, right)`: a known literal stands across the border only."""
+    width = width_of([line.text for line in lines])
+    longest = max((len(line.text) for line in lines), default=0)
+    out: list[Line] = []
+    physical = 0  # length of the last physical line in out[-1]
+    for line in lines:
+        text = line.text
+        if out and not line.after_gap and text:
+            before = out[-1].text
+            glue = _glue(before, physical, text, width, longest, spans_literal)
+            if glue is not None:
+                joined = Line(out[-1].no, before + glue + (text.lstrip() if glue else text), out[-1].after_gap)
+                out[-1] = joined
+                physical = len(text)
+                continue
+        out.append(line)
+        physical = len(text)
+    return out
+
+
+def _glue(
+    before: str, physical: int, text: str, width: int, longest: int, spans_literal: Callable[[str, str], bool]
+) -> str | None:
+    """"" or " " to join with, None to leave apart."""
+    if len(before) > 8000 or not before:
+        return None
+    open_frame = 'File "' in before[-1200:] and _FRAME_OPEN.match(before[-1200:] if len(before) > 1200 else before) is not None
+    if width and physical == width and not before.endswith("  "):
+        if open_frame:
+            return None if _BEGINS.match(text) else ""
+        if _BEGINS.match(text) or _complete(before, text):
+            return None
+        return ""
+    if width and physical == width - 1 and not open_frame:
+        # the terminal drops blanks at the right edge: only a literal across the border says that there was one
+        return " " if not _BEGINS.match(text) and spans_literal(before, " " + text) else None
+    if open_frame and not _BEGINS.match(text):
+        for glue in ("", " "):
+            if _FRAME.search(before[-1200:] + glue + text.lstrip(" ") if glue else before[-1200:] + text):
+                return glue
+        return None
+    if physical >= 40 and physical >= longest - 24 and not _BEGINS.match(text):
+        if spans_literal(before, text):
+            return ""
+        if not before.endswith(" ") and spans_literal(before, " " + text.lstrip()):
+            return " "
+    return None
+
+
+def _complete(before: str, text: str) -> bool:
+    """A whole frame line that happens to be as wide as the text: its source line follows, not its rest."""
+    return _FRAME.search(before) is not None and text.startswith("    ") and 'File "' in before[:8 + len(before) - len(before.lstrip())]
