@@ -11,7 +11,7 @@ _LIBRARY = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages|__pypackages__)/"
     r"|(?:^|/)lib(?:64)?/python\d[\d.]*/|(?:^|/)python\d\.\d+/(?:runpy|threading|multiprocessing|concurrent|asyncio|importlib)"
     r"|/python\d[\d.]*/(?:runpy|threading|contextlib|functools)\.py$"
-    r"|\.egg/|^<frozen |^<template>|^<string>$|^<unknown>$|^<eval_with_key>|^<(?:__array_function__|decorator|attrs|cython)"
+    r"|(?:^|/)transformers_modules/|\.egg/|^<frozen |^<template>|^<string>$|^<unknown>$|^<eval_with_key>|^<(?:__array_function__|decorator|attrs|cython)"
     r"|\.(?:pyx|pxi|pxd|cpp|cc|cu|h)$|torchinductor_|/torch_compile_debug/|/tmp/tmp\w+/(?:\w{2}/)?c\w{20,}\.py"
     r"|(?:^|/)bin/(?:torchrun|accelerate|deepspeed|ray|pytest|python[\d.]*|wandb|dflash-ops|horovodrun|composer|litgpt|lightning)$"
     r"|(?:^|/)(?:torch|pytorch)/(?:_[a-z]\w*|nn|optim|autograd|distributed|utils|cuda|fx|jit|amp|multiprocessing|serialization|functional|random|storage|hub|export|backends|ao|func|accelerator|library|overrides|testing|csrc)(?:/|\.py$|$)"

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from dflash_ops.triage.case import Case, Text
 from dflash_ops.triage.frames import user_frame
+from dflash_ops.triage.parse_traceback import EXCEPTION
 from dflash_ops.triage.predicates import PREDICATES
 from dflash_ops.triage.types import Finding, Line, Record
 
@@ -21,7 +22,7 @@ WRAPPER = "root_cause_not_shown"
 _LATE = 30  # kinds of a lower priority give way to others of the same role
 _SOFT = re.compile(
     r"\bretry(?:ing)?\b|will retry|\bskip(?:ping|ped)\b|falling back|fallback|recover(?:ed|ing)\b|\bignor(?:ed|ing)\b|non-fatal|continuing\b|"
-    r"attempt \d+(?:/| of )\d+|\bcaught\b(?! \w+ in)|reconnect|dropping (?:sample|batch)|using .{1,40} instead|will be retried", re.I)
+    r"attempt \d+(?:/| of )\d+|reconnect|dropping (?:sample|batch)|using .{1,40} instead|will be retried", re.I)
 _OUR_PROCESS = re.compile(r"\((?:python[\d.]*|pt_main_thread|pt_\w+|torchrun|ray\S*|train\w*|dflash\S*|accelerate|deepspeed|ray::\S*)\)")
 _RANK = (
     re.compile(r"\[(?:PG[^\]]*?)?[Rr]ank (\d+)\]"),
@@ -113,7 +114,7 @@ def outlived(text: Text, record: Record) -> bool:
     need = _needed(text, record)
     if len(ahead) >= need or (len(after) >= 6 and _rising(after)):
         return True
-    return done and (record.soft or record.form == "loose")
+    return done and (record.soft or record.form in ("loose", "headless"))
 
 
 def _needed(text: Text, record: Record) -> int:
@@ -123,7 +124,7 @@ def _needed(text: Text, record: Record) -> int:
     fatal_after = any(
         r.first > record.last and not r.noise and not r.soft and r.form in ("traceback", "group") for r in text.records
     )
-    if record.form == "loose":
+    if record.form in ("loose", "headless"):
         return 2 if not fatal_after else 3
     return 4 if fatal_after else 3
 
@@ -140,7 +141,7 @@ def _same_worker(record: Record, stream: str) -> bool:
 
 def mark_soft(text: Text, record: Record) -> None:
     """Caught, retried, skipped: said in the error's own lines, or just after it."""
-    if record.form == "loose":
+    if record.form in ("loose", "headless"):
         said = any(_SOFT.search(line.body) for line in record.lines)
     else:
         said = bool(_SOFT.search(record.title))
@@ -169,7 +170,29 @@ def choose(case: Case, findings: list[Finding]) -> Finding | None:
     early = min(errors, key=_place, default=None)
     if early is not None and early.kind.id in INTENT:
         return early
-    return min(standing, key=lambda f: (order(f), f.record.soft, f.kind.priority < _LATE, _place(f)))
+    first = min(standing, key=lambda f: (order(f), f.record.soft, f.kind.priority < _LATE, _place(f)))
+    if order(first) < 3.0:
+        # what may be cause or consequence is the cause where it came first and is the more specific of the two
+        before = [f for f in standing if order(f) == 3.0 and _place(f) < _place(first) and f.kind.priority >= first.kind.priority and not f.record.soft]
+        first = min(before, key=_place, default=first)
+    return _exception_of(first, standing)
+
+
+def _exception_of(first: Finding, standing: list[Finding]) -> Finding:
+    """The exception's own line, where a loose line just announced the same (`ERROR: Unexpected bus error` ...)."""
+    if first.segment is not None or EXCEPTION.match(first.line.body):
+        return first
+    for other in standing:
+        if (
+            other.kind is first.kind
+            and other.source == first.source
+            and other.record.stream == first.record.stream
+            and not other.record.soft
+            and 0 < other.line.no - first.line.no <= (60 if other.segment is not None else 3)
+            and (other.segment is not None or EXCEPTION.match(other.line.body))
+        ):
+            return other
+    return first
 
 
 def _place(finding: Finding) -> tuple[float, ...]:
@@ -193,6 +216,9 @@ def rank_of(case: Case, finding: Finding) -> int | None:
         for pattern in _RANK:
             if match := pattern.search(line.text):
                 return int(next(g for g in match.groups() if g is not None))
+    for other in case.findings:
+        if other.kind is finding.kind and not other.outlived and other.rank is not None:
+            return other.rank
     for text in case.texts:
         if text.summary.root_rank is not None:
             return text.summary.root_rank
@@ -203,16 +229,16 @@ def rank_of(case: Case, finding: Finding) -> int | None:
 
 
 def frame_of(finding: Finding, case: Case) -> str | None:
+    """The user's frame: of the cause's own chain, else of the same writer, else of whoever shows one."""
     found = user_frame(finding.record, finding.segment)
-    if found is not None:
-        return str(found)
+    if found is not None or not finding.kind.user_frame:
+        return str(found) if found is not None else None
     text = case.texts[finding.source]
-    for record in sorted(text.records, key=lambda r: abs(r.first - finding.line.no)):
+    near = sorted(text.records, key=lambda r: (r.stream != finding.record.stream, abs(r.first - finding.line.no)))
+    for record in near:
         if record.form == "loose" or record.noise or record is finding.record:
             continue
-        if (record.stream == finding.record.stream or not record.stream or not finding.record.stream) and (
-            other := user_frame(record, None)
-        ) is not None:
+        if (other := user_frame(record, None)) is not None:
             return str(other)
     for line in text.lines:
         if match := _CODE_AT.search(line.text):

@@ -66,8 +66,10 @@ class Matcher:
                 if match is None:
                     continue
                 start, entity = match
-                if not signature.advice and signature.where not in ("frame", "progress") and conditional(view, start):
-                    continue
+                if not signature.advice and signature.where not in ("frame", "progress"):
+                    head = segment is not None and segment.head is line
+                    if conditional(view, start, 1 if head else 0):
+                        continue
                 if signature.all or signature.any or signature.none:
                     if text is None:
                         text = record.text + ("\n" + extra if extra else "")
@@ -125,12 +127,17 @@ def find(signature: Signature, text: str) -> tuple[int, str | None] | None:
     return at, entity
 
 
-def conditional(text: str, start: int) -> bool:
-    """Whether the match stands in advice or a guess: "could be", "if you", "possible cause (1)"."""
+def conditional(text: str, start: int, exempt: int = 0) -> bool:
+    """Whether the match stands in advice or a guess: "could be", "if you", "possible cause (1)".
+
+    `exempt`: so many sentences from the beginning are taken at their word (an exception's own message).
+    """
     if start <= 0:
         return False
     before = text[max(0, start - 300) : start]
     parts = _SENTENCE.split(before)
+    if start <= 300 and len(parts) <= exempt:
+        return False
     sentence = parts[-1]
     if _CONDITIONAL.search(sentence):
         return True
@@ -153,6 +160,8 @@ def _views(record: Record, tags: frozenset[str]) -> Iterator[tuple[Segment | Non
             yield None, line, line.body, plain
         return
     said = plain | {"exception"}
+    if record.title_line is not None and record.segments:
+        yield record.segments[-1], record.title_line, record.title_line.body, said
     for segment in record.segments:
         for frame in segment.frames:
             yield segment, frame.line, f"{frame.line.body}\n    {frame.code}" if frame.code else frame.line.body, _FRAME

@@ -16,7 +16,7 @@ HEADER = re.compile(r"Traceback \(most recent call last\):")
 FRAME = re.compile(r'^(?P<indent>[\s|]*)File "(?P<path>[^"]+)", line (?P<n>\d+)(?:,? in (?P<f>.*))?\s*$')
 FRAME_CUT = re.compile(r'^[\s|]*File "[^"]*(?:"(?:, ?[line ]{0,5})?\s*)?$')
 EXCEPTION = re.compile(
-    r"^(?P<type>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning|Group|Timeout|Full|Empty|Iteration|Failure|Abort|Rejected|Exceeded|Hit|Died|Mismatch|Limit\w*|OutOfResources|Unsupported|NotFound\w*|Invalid|Killed|Lost|Cancelled|Mode\w*|Unavailable|Disconnected|Refused|Denied|Closed|Offline\w*|Problem)|(?:[A-Za-z_]\w*\.)+(?:Full|Empty|Error|Timeout|ArrowInvalid|error|timeout|herror|gaierror)|MemoryError|StopIteration|GeneratorExit|Exception|BaseException|OutOfResources))"
+    r"^(?P<type>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning|Group|Timeout|Full|Empty|Iteration|Failure|Abort|Rejected|Exceeded|Hit|Died|Mismatch|Limit\w*|OutOfResources|Unsupported|NotFound\w*|Invalid|Killed|Lost|Cancelled|Mode\w*|Unavailable|Failed|Disconnected|Refused|Denied|Closed|Offline\w*|Problem)|(?:[A-Za-z_]\w*\.)+(?:Full|Empty|Error|Timeout|ArrowInvalid|error|timeout|herror|gaierror)|MemoryError|StopIteration|GeneratorExit|Exception|BaseException|OutOfResources))"
     r"(?P<sub>\([\w.]+\))?(?::(?:\s(?P<message>.*))?|\s*)$"
 )
 _ANY_TYPE = re.compile(r"^(?P<type>[A-Za-z_][\w.<>]{1,120})(?::(?:\s(?P<message>.*))?|\s*)$")
@@ -110,7 +110,9 @@ class TracebackParser:
         if _FAULT.match(body) or _PYSPY.match(body):
             return self._stack(line)
         if now is None:
-            return FRAME_CUT.match(body) is not None and self._cut_frame(line)
+            if FRAME_CUT.match(body):
+                return self._cut_frame(line)
+            return self._headless(line, body)
         if now.record.form == "stack":
             return self._stack_line(line, body)
         if now.state == "frames":
@@ -159,6 +161,7 @@ class TracebackParser:
                 record.noise = True
             if THREAD.search(text) or IGNORED.search(text) or "Original exception was" in text or "sys.excepthook" in text:
                 record.title = text
+                record.title_line = x
             elif not record.title and len(text) < 300:
                 record.title = text
             break
@@ -223,6 +226,19 @@ class TracebackParser:
         record.segments.append(segment)
         indent = len(line.body) - len(line.body.lstrip())
         self._open = _Open(record, segment, max(0, indent - 2), "frames")
+        self._take(line)
+        return True
+
+    def _headless(self, line: Line, body: str) -> bool:
+        """An exception's line whose traceback is not in the text: its message lines and its chain are read all the same."""
+        match = EXCEPTION.match(body)
+        if match is None or not match["message"] or match["type"].endswith("Warning"):
+            return False
+        record = Record("headless", line.stream, line.no, line.no, rank=line.rank)
+        self._title(record, line, "")
+        segment = Segment(head=line, exception=match["type"], message=match["message"].strip(), last_no=line.no)
+        record.segments.append(segment)
+        self._open = _Open(record, segment, 0, "message")
         self._take(line)
         return True
 
@@ -312,7 +328,7 @@ class TracebackParser:
         if not indented and now.segment.message and EXCEPTION.match(stripped) and "Caught " not in now.segment.message:
             # a second exception line straight after the first: an interleaved writer's, or a message of several types
             self._close(cut=False)
-            return False
+            return self._headless(line, body)
         self._take(line)
         return True
 

@@ -133,6 +133,8 @@ def collectives_differ(finding: Finding, case: Case) -> bool | None:
             call = (match["op"], match["seq"], match["numel"])
             if call not in calls:
                 calls.append(call)
+    if "mismatch between collectives" in finding.record.text.lower():
+        return True
     compared = False
     for ranks in seen.values():
         if len(ranks) < 2 or any(len(calls) != 1 for calls in ranks.values()):

@@ -130,6 +130,7 @@ def _parse(text: Text, own: ProgressPattern | None) -> None:
 def _loose(text: Text, fenced: set[int]) -> None:
     """Lines that belong to no traceback, each a record of its own with the indented lines under it."""
     taken = {id(line) for record in text.records for line in record.lines}
+    taken |= {id(record.title_line) for record in text.records if record.title_line is not None}
     open_by: dict[str, Record] = {}
     loose: list[Record] = []
     for line in text.lines:

@@ -54,7 +54,7 @@ def write(case: Case, findings: list[Finding], chosen: Finding | None) -> Diagno
 def _known(case: Case, findings: list[Finding], f: Finding) -> Diagnosis:
     kind = f.kind
     cause = f.cause
-    frame = judge.frame_of(f, case) if kind.user_frame else None
+    frame = judge.frame_of(f, case)
     also = [*f.facts.get("also", ()), *(o.kind.id for o in findings if o is not f and o.role not in ("none",))]
     also = [k for k in dict.fromkeys(also) if k != kind.id]
     rank = judge.rank_of(case, f)
@@ -85,16 +85,22 @@ def _known(case: Case, findings: list[Finding], f: Finding) -> Diagnosis:
 
 
 def _cause_text(f: Finding) -> str:
+    """The exception's own line; with the line of its message that names the kind, where that is another one."""
     segment = f.segment
-    if segment is not None and segment.head is not None:
-        text = _shown(segment.head)
-        if not segment.message:
-            at = segment.lines.index(segment.head)
-            following = next((line.body.strip() for line in segment.lines[at + 1 : at + 4] if line.body.strip()), "")
-            if following and not following.startswith(("Traceback", "The above exception", "During handling")):
-                text = f"{text.rstrip()} {following}"
-        return _clip(text, f)
-    return _clip(_shown(f.line), f)
+    if segment is None or segment.head is None:
+        return _clip(_shown(f.line), f)
+    text = _shown(segment.head)
+    said = segment.lines[segment.lines.index(segment.head) + 1 :] if segment.head in segment.lines else []
+    if not segment.message:
+        following = next((line for line in said[:4] if line.body.strip()), None)
+        if following is not None and not following.body.strip().startswith(("Traceback", "The above exception", "During handling")):
+            text = f"{text.rstrip()} {following.body.strip()}"
+            if following is f.line:
+                return text[:_CUT]
+    if f.line is not segment.head and f.line in said and f.signature.where != "frame":
+        near = f.line is said[0]
+        return f"{text[: _CUT // 2]}{' ' if near else ' ... '}{_clip(f.line.body.strip(), f)[: _CUT // 2]}"
+    return _clip(text, f)
 
 
 def _shown(line: Line) -> str:

@@ -90,7 +90,8 @@ class Segment:
 class Record:
     """An error: a traceback (chain of segments), or loose lines.
 
-    `form`: traceback | loose | stack (a dump without exception) | group (exception group).
+    `form`: traceback | headless (an exception's line without frames) | group (exception group) | stack (a dump without
+    exception) | loose. `title`: the line just before it (a thread's name, a hook, a logger).
     `soft`: caught, retried, ignored or logged as a warning. `noise`: never an anchor (`Exception ignored in`, model text).
     `cut`: its last line is not in the text.
     """
@@ -103,6 +104,7 @@ class Record:
     segments: list[Segment] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
     title: str = ""
+    title_line: Line | None = None
     rank: int | None = None
     soft: bool = False
     noise: bool = False
