@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +31,30 @@ def load_documents(folders: Sequence[str | Path] = (), *, bundle: bool = True) -
         if not any(place.glob("*.toml")):
             raise UsageError("the playbooks folder holds no *.toml", str(place), "see docs/playbooks.md")
         places.append(place)
-    return [load_file(path) for place in places for path in sorted(place.glob("*.toml"))]
+    files = [path for place in places for path in sorted(place.glob("*.toml"))]
+    return _cached(files)
+
+
+def _cached(files: list[Path]) -> list[dict[str, Any]]:
+    """Decoding 200 KB of TOML takes longer than reading a log: the decoded form is kept beside the user's other caches."""
+    stats = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+    key = hashlib.sha256(repr(stats).encode()).hexdigest()[:24]
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dflash-ops"
+    cache = folder / f"playbooks-{key}.json"
+    try:
+        documents: list[dict[str, Any]] = json.loads(cache.read_bytes())
+        return documents
+    except (OSError, ValueError):
+        documents = [load_file(path) for path in files]
+    # a cache that cannot be written (read-only home, full disk) costs time, nothing else
+    with contextlib.suppress(OSError, TypeError):
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in sorted(folder.glob("playbooks-*.json"), key=lambda p: p.stat().st_mtime)[:-3]:
+            old.unlink(missing_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, suffix=".tmp") as file:
+            json.dump(documents, file)
+        Path(file.name).replace(cache)
+    return documents
 
 
 def load_file(path: Path) -> dict[str, Any]:

@@ -180,7 +180,7 @@ def choose(case: Case, findings: list[Finding]) -> Finding | None:
 
 def _exception_of(first: Finding, standing: list[Finding]) -> Finding:
     """The exception's own line, where a loose line just announced the same (`ERROR: Unexpected bus error` ...)."""
-    if first.segment is not None or EXCEPTION.match(first.line.body):
+    if first.segment is not None or EXCEPTION.match(first.line.body) or "Assertion" in first.line.body:
         return first
     for other in standing:
         if (

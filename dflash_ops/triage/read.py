@@ -100,11 +100,12 @@ def _prefixes(lines: list[Line], kernel: bool) -> None:
 def _parse(text: Text, own: ProgressPattern | None) -> None:
     """Progress first (a progress line is never part of an error), then tracebacks, each writer's lines apart."""
     parsers: dict[str, TracebackParser] = {}
+    steps = progress.Reader(own)
     fenced = fences(text.lines) if any("```" in line.body or "~~~" in line.body for line in text.lines) else set()
     sample: str | None = None
     for line in text.lines:
-        if (step := progress.read(line.body, own)) is not None or (
-            line.body is not line.text and line.stamp is not None and (step := progress.read(line.text, own)) is not None
+        if (step := steps.read(line.body)) is not None or (
+            line.body is not line.text and line.stamp is not None and (step := steps.read(line.text)) is not None
         ):
             line.progress = step
             text.steps.append((line, step))
