@@ -23,6 +23,7 @@ _LATE = 30  # kinds of a lower priority give way to others of the same role
 _SOFT = re.compile(
     r"\bretry(?:ing)?\b|will retry|\bskip(?:ping|ped)\b|falling back|fallback|recover(?:ed|ing)\b|\bignor(?:ed|ing)\b|non-fatal|continuing\b|"
     r"attempt \d+(?:/| of )\d+|reconnect|dropping (?:sample|batch)|using .{1,40} instead|will be retried", re.I)
+_EXITCODE = re.compile(r"^\s*exitcode\s*:")
 _OUR_PROCESS = re.compile(r"\((?:python[\d.]*|pt_main_thread|pt_\w+|torchrun|ray\S*|train\w*|dflash\S*|accelerate|deepspeed|ray::\S*)\)")
 _RANK = (
     re.compile(r"\[(?:PG[^\]]*?)?[Rr]ank (\d+)\]"),
@@ -180,8 +181,11 @@ def choose(case: Case, findings: list[Finding]) -> Finding | None:
 
 def _exception_of(first: Finding, standing: list[Finding]) -> Finding:
     """The exception's own line, where a loose line just announced the same (`ERROR: Unexpected bus error` ...)."""
-    if first.segment is not None or EXCEPTION.match(first.line.body) or "Assertion" in first.line.body:
+    own = EXCEPTION.match(first.line.body)
+    if first.record.form == "traceback" or (own is not None and own["message"]) or "Assertion" in first.line.body:
         return first
+    if _EXITCODE.match(first.line.body):  # of the launcher's report the line that names the signal
+        return next((o for o in standing if o.kind is first.kind and 0 < o.line.no - first.line.no <= 4), first)
     for other in standing:
         if (
             other.kind is first.kind

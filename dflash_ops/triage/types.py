@@ -136,6 +136,6 @@ class Finding:
     @property
     def cause(self) -> Line | None:
         """The line that names the cause, None where the text was cut before it."""
-        if self.segment is not None:
-            return self.segment.head if self.segment.head is not None else None
+        if self.segment is not None and self.record.form != "stack":
+            return self.segment.head
         return self.line

@@ -23,37 +23,48 @@ _FRAME = re.compile(r'File "[^"]{1,1000}", line \d{1,7}, in \S')
 _FRAME_OPEN = re.compile(r'^\s*(?:\[\w+\]:?\s*)?(?:[|] )*\s*File "(?:[^"]*$|[^"]+"(?:,(?: (?:l(?:i(?:n(?:e(?: (?:\d+(?:,(?: (?:in?)?)?)?)?)?)?)?)?)?)?)?$)')
 _BOX = re.compile(r"^\s*[│|╭╰┃].*[│|╮╯┃]?\s*$")
 _WORDISH = re.compile(r"[\w./\-]")
-_SENTENCE_END = re.compile(r"[.:;!?)\]}\"']\s*$")
+_DIGITS = re.compile(r"\d+")
 
 
-def width_of(texts: list[str]) -> int:
-    """The width at which the text was wrapped, 0 where nothing shows one.
+class Width:
+    """At which width a text was wrapped (`columns`, 0 where nothing shows it), and how its own lines begin.
 
-    Evidence: no line is longer; lines of exactly this length are followed by lines that begin nothing, and at least
-    two of them (one, where it breaks a frame or a word) do so.
+    Evidence: no line is longer; lines of exactly this length are followed by lines that begin nothing. One such border
+    is enough where it breaks a frame of a traceback, else two, half of them inside a word. What begins a line is
+    learned from the text: how lines begin that follow a line which cannot have been wrapped.
     """
-    sizes = Counter(len(text) for text in texts if len(text) >= 30)
-    if not sizes:
-        return 0
-    top = max(sizes)
-    if top > 1000:
-        return 0
-    full = continued = broken = 0
-    for i, text in enumerate(texts[:-1]):
-        if len(text) != top or text.endswith("  ") or _BOX.match(text):
-            continue
-        full += 1
-        after = texts[i + 1]
-        if _FRAME_OPEN.match(text) and not _BEGINS.match(after) and after.strip():
-            broken += 1
-            continued += 1
-        elif after.strip() and not _BEGINS.match(after):
-            continued += 1
-            if _WORDISH.match(text[-1]) and _WORDISH.match(after[0]) and not text[:1].isspace():
-                broken += 1
-    if broken >= 1 and continued * 2 >= full:
-        return top
-    return top if continued >= 2 and continued * 3 >= full * 2 else 0
+
+    def __init__(self, texts: list[str]) -> None:
+        self.columns = 0
+        self._starts: set[str] = set()
+        sizes = Counter(len(text) for text in texts if len(text) >= 30)
+        top = max(sizes, default=0)
+        if not top or top > 1000:
+            return
+        self._starts = {_start(b) for a, b in zip(["", *texts], texts, strict=False) if len(a) != top and b.strip()}
+        full = continued = inside = frames = 0
+        for text, after in zip(texts, texts[1:], strict=False):
+            if len(text) != top or text.endswith("  ") or _BOX.match(text):
+                continue
+            full += 1
+            if not after.strip() or _BEGINS.match(after):
+                continue
+            if _FRAME_OPEN.match(text):
+                frames += 1
+                continued += 1
+            elif not self.begins(after):
+                continued += 1
+                inside += _WORDISH.match(text[-1]) is not None and _WORDISH.match(after[0]) is not None
+        if (frames and continued * 2 >= full) or (continued >= 2 and continued * 3 >= full * 2 and inside * 2 >= continued):
+            self.columns = top
+
+    def begins(self, text: str) -> bool:
+        """Whether the line begins something: by its look, or because lines of this text begin so."""
+        return _BEGINS.match(text) is not None or _start(text) in self._starts
+
+
+def _start(text: str) -> str:
+    return _DIGITS.sub("0", text[:10])
 
 
 def begins(text: str) -> bool:
@@ -63,7 +74,7 @@ def begins(text: str) -> bool:
 
 def join(lines: list[Line], spans_literal: Callable[[str, str], bool]) -> list[Line]:
     """Lines with wraps undone. `spans_literal(left, right)`: a known literal stands across the border only."""
-    width = width_of([line.text for line in lines])
+    width = Width([line.text for line in lines])
     longest = max((len(line.text) for line in lines), default=0)
     out: list[Line] = []
     physical = 0  # length of the last physical line in out[-1]
@@ -73,8 +84,7 @@ def join(lines: list[Line], spans_literal: Callable[[str, str], bool]) -> list[L
             before = out[-1].text
             glue = _glue(before, physical, text, width, longest, spans_literal)
             if glue is not None:
-                joined = Line(out[-1].no, before + glue + (text.lstrip() if glue else text), out[-1].after_gap)
-                out[-1] = joined
+                out[-1] = Line(out[-1].no, before + glue + (text.lstrip() if glue else text), out[-1].after_gap)
                 physical = len(text)
                 continue
         out.append(line)
@@ -83,24 +93,26 @@ def join(lines: list[Line], spans_literal: Callable[[str, str], bool]) -> list[L
 
 
 def _glue(
-    before: str, physical: int, text: str, width: int, longest: int, spans_literal: Callable[[str, str], bool]
+    before: str, physical: int, text: str, width: Width, longest: int, spans_literal: Callable[[str, str], bool]
 ) -> str | None:
     """"" or " " to join with, None to leave apart."""
     if len(before) > 8000 or not before:
         return None
-    open_frame = 'File "' in before[-1200:] and _FRAME_OPEN.match(before[-1200:] if len(before) > 1200 else before) is not None
-    if width and physical == width and not before.endswith("  "):
+    recent = before[-1200:]
+    open_frame = 'File "' in recent and _FRAME_OPEN.match(recent) is not None
+    columns = width.columns
+    if columns and physical == columns and not before.endswith("  "):
         if open_frame:
             return None if _BEGINS.match(text) else ""
-        if _BEGINS.match(text) or _complete(before, text):
-            return None
+        if width.begins(text) or _complete(before, text):
+            return "" if not _BEGINS.match(text) and spans_literal(before, text) else None
         return ""
-    if width and physical == width - 1 and not open_frame:
+    if columns and physical == columns - 1 and not open_frame:
         # the terminal drops blanks at the right edge: only a literal across the border says that there was one
         return " " if not _BEGINS.match(text) and spans_literal(before, " " + text) else None
     if open_frame and not _BEGINS.match(text):
         for glue in ("", " "):
-            if _FRAME.search(before[-1200:] + glue + text.lstrip(" ") if glue else before[-1200:] + text):
+            if _FRAME.search(recent + glue + (text.lstrip(" ") if glue else text)):
                 return glue
         return None
     if physical >= 40 and physical >= longest - 24 and not _BEGINS.match(text):
