@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dflash_ops.triage.parse_other import Summary
 from dflash_ops.triage.types import Finding, Line, Record, Step
+
+if TYPE_CHECKING:
+    from dflash_ops.triage.outlived import Progress
 
 _TORCH = re.compile(
     r"\b(?:torch|PyTorch)(?:\s+version)?\s*(?:==|=|:|-|\s)\s*v?(\d+\.\d+(?:\.\d+)?)(?:[+.]\w+)*|\btorch-(\d+\.\d+(?:\.\d+)?)[\w+.]*dist-info|\"torch\": \"(\d+\.\d+\.\d+)"
@@ -30,7 +33,7 @@ class Text:
     attempt: dict[str, str] | None = None
     stamp: float | None = None
     exit: Mapping[str, Any] | None = None
-    width: int = 0
+    progress: Progress | None = None
 
 
 @dataclass

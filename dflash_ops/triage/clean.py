@@ -22,7 +22,7 @@ _BAR_TAIL = re.compile(r"^[^\[\]]{0,120}?(?:it/s|s/it)[^\[\]]{0,200}\]")
 _BAR_HINT = ("%|", "it/s", "s/it", "% ")
 #: Pane lines glued together by padding: many blanks, then the beginning of a record.
 _PADDED = re.compile(
-    r"\s{6,}(?=(?:ERROR|WARNING|CRITICAL|INFO|DEBUG)[: ]|Traceback \(most|[\w.]+(?:Error|Exception): |\[rank\d+\]:"
+    r"(?<=[^\s|│+])\s{6,}(?=(?:ERROR|WARNING|CRITICAL|INFO|DEBUG)[: ]|Traceback \(most|[\w.]+(?:Error|Exception): |\[rank\d+\]:"
     r"|\[[EWIF]\d{3,4} |[EWIF]\d{4} \d\d:)"
 )
 
@@ -37,21 +37,29 @@ def clean(raw: bytes) -> list[str]:
     """The lines that one physical line shows: without control codes; of a bar drawn with carriage returns the last state.
 
     A carriage return parts the line (text under a later bar state is kept, as the raw log holds it); bar states that
-    follow each other fall together. Text glued behind a bar becomes a line of its own. Never empty.
+    follow each other fall together. Never empty.
     """
     text = raw.decode("utf-8", "replace").rstrip("\r\n")
-    if _CONTROL.search(text):
-        states = _states(text)
-    else:
-        states = [text]
+    if not _CONTROL.search(text):
+        return [text]
     out: list[str] = []
-    for state in states:
-        for part in _unglue(state):
-            if out and is_bar(part) and is_bar(out[-1]):
-                out[-1] = part
-            else:
-                out.append(part)
+    for state in _states(text):
+        if out and is_bar(state) and is_bar(out[-1]):
+            out[-1] = state
+        else:
+            out.append(state)
     return out or [""]
+
+
+def unglue(text: str) -> list[str]:
+    """Text glued behind a bar, and pane lines glued together by padding, as lines of their own."""
+    parts = [text]
+    if any(hint in text for hint in _BAR_HINT):
+        parts = _after_bars(text)
+    out: list[str] = []
+    for part in parts:
+        out.extend(p for p in (_PADDED.split(part) if "      " in part else [part]) if p)
+    return out or [text]
 
 
 def _states(text: str) -> list[str]:
@@ -80,16 +88,6 @@ def _backspaces(text: str) -> str:
         else:
             out.append(char)
     return "".join(out)
-
-
-def _unglue(text: str) -> list[str]:
-    parts = [text]
-    if any(hint in text for hint in _BAR_HINT):
-        parts = _after_bars(text)
-    out: list[str] = []
-    for part in parts:
-        out.extend(p for p in (_PADDED.split(part) if "      " in part else [part]) if p)
-    return out or [text]
 
 
 def _after_bars(text: str) -> list[str]:

@@ -52,8 +52,8 @@ class Triage:
             raw.extend(self._findings(text))
         case.findings = raw
         for finding in raw:
-            text = case.texts[finding.source]
-            judge.mark_soft(text, finding.record)
+            judge.mark_soft(case.texts[finding.source], finding.record)
+        for finding in raw:
             judge.mark_outlived(case, finding)
         kept = judge.reduce(case, raw)
         case.findings = kept

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from dflash_ops.triage.case import Case, Text
 from dflash_ops.triage.frames import user_frame
+from dflash_ops.triage.outlived import Progress
 from dflash_ops.triage.parse_traceback import EXCEPTION
 from dflash_ops.triage.predicates import PREDICATES
 from dflash_ops.triage.types import Finding, Line, Record
@@ -90,54 +91,14 @@ def reduce(case: Case, findings: list[Finding]) -> list[Finding]:
 
 
 def mark_outlived(case: Case, finding: Finding) -> None:
-    """Whether the same worker made progress after the error (Step lines of the same stream)."""
-    text = case.texts[finding.source]
-    record = finding.record
-    finding.outlived = outlived(text, record)
+    """Whether the same worker made progress after the error."""
+    finding.outlived = outlived(case.texts[finding.source], finding.record)
 
 
 def outlived(text: Text, record: Record) -> bool:
-    before: float | None = None
-    after: list[float | int] = []
-    done = False
-    for line, step in text.steps:
-        if not _same_worker(record, line.stream):
-            continue
-        if line.no < record.first:
-            if step.step is not None:
-                before = step.step if before is None else max(before, step.step)
-        elif line.no > record.last or (record.form == "loose" and line.no >= record.first and line.no > record.last - 1 and line is not record.lines[0]):
-            done = done or step.done
-            value: float | int = step.step if step.step is not None else -line.no
-            if value not in after:
-                after.append(value)
-    ahead = [v for v in after if v < 0 or before is None or v > before]
-    need = _needed(text, record)
-    if len(ahead) >= need or (len(after) >= 6 and _rising(after)):
-        return True
-    return done and (record.soft or record.form in ("loose", "headless"))
-
-
-def _needed(text: Text, record: Record) -> int:
-    """How many steps it takes to believe that the worker went on: an uncaught traceback may be followed by a peer's."""
-    if record.soft:
-        return 1
-    fatal_after = any(
-        r.first > record.last and not r.noise and not r.soft and r.form in ("traceback", "group") for r in text.records
-    )
-    if record.form in ("loose", "headless"):
-        return 2 if not fatal_after else 3
-    return 4 if fatal_after else 3
-
-
-def _rising(values: list[float | int]) -> bool:
-    return all(b > a for a, b in zip(values, values[1:], strict=False))
-
-
-def _same_worker(record: Record, stream: str) -> bool:
-    if record.stream == stream:
-        return True
-    return not stream and record.rank == 0 and record.stream in ("rank0", "")
+    if text.progress is None:
+        text.progress = Progress(text)
+    return text.progress.outlived(record)
 
 
 def mark_soft(text: Text, record: Record) -> None:
@@ -170,7 +131,7 @@ def choose(case: Case, findings: list[Finding]) -> Finding | None:
     errors = [f for f in standing if order(f) <= 3.0]
     early = min(errors, key=_place, default=None)
     if early is not None and early.kind.id in INTENT:
-        return early
+        return _exception_of(early, standing)
     first = min(standing, key=lambda f: (order(f), f.record.soft, f.kind.priority < _LATE, _place(f)))
     if order(first) < 3.0:
         # what may be cause or consequence is the cause where it came first and is the more specific of the two

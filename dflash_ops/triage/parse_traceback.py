@@ -152,19 +152,17 @@ class TracebackParser:
 
     def _title(self, record: Record, line: Line, lead: str) -> None:
         """What stands just before a traceback: a thread's name, "Exception ignored in", a hook that failed, a logger."""
-        earlier = [x for x in self._before[-3:] if line.no - x.no <= 3]
-        for x in reversed(earlier):
+        for x in reversed([x for x in self._before[-3:] if line.no - x.no <= 4]):
             text = x.body.strip()
             if not text:
                 continue
+            telling = THREAD.search(text) or IGNORED.search(text) or "Original exception was" in text or "sys.excepthook" in text
             if IGNORED.search(text):
                 record.noise = True
-            if THREAD.search(text) or IGNORED.search(text) or "Original exception was" in text or "sys.excepthook" in text:
-                record.title = text
-                record.title_line = x
+            if telling and record.title_line is None:
+                record.title, record.title_line = text, x
             elif not record.title and len(text) < 300:
                 record.title = text
-            break
         if IGNORED.search(lead):
             record.noise = True
         if THREAD.search(line.body):

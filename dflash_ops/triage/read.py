@@ -9,7 +9,7 @@ from typing import Any
 from dflash_ops.contracts.progress import ProgressPattern
 from dflash_ops.triage import progress, wraps
 from dflash_ops.triage.case import Text
-from dflash_ops.triage.clean import clean, without_copy_mode_mark
+from dflash_ops.triage.clean import clean, unglue, without_copy_mode_mark
 from dflash_ops.triage.match import Matcher
 from dflash_ops.triage.parse_other import SAMPLE, embedded, error_json, fences, unbox
 from dflash_ops.triage.parse_traceback import TracebackParser
@@ -32,7 +32,7 @@ def read(source: Source, index: int, matcher: Matcher, needles: Needles, own: Pr
         text.total_lines = len(rows)
     else:
         lines = _scan(source, text, needles)
-    lines = wraps.join(lines, matcher.spans_literal)
+    lines = _apart(wraps.join(lines, matcher.spans_literal))
     _prefixes(lines, source.kind == "kernel")
     if any("py_callstack" in line.text or line.body.startswith('{"log":') for line in lines):
         lines = list(embedded(lines))
@@ -59,6 +59,17 @@ def _scan(source: Source, text: Text, needles: Needles) -> list[Line]:
                 first = False
             lines.append(Line(number, part, gap and i == 0))
     return lines
+
+
+def _apart(lines: list[Line]) -> list[Line]:
+    out: list[Line] = []
+    for line in lines:
+        parts = unglue(line.text)
+        if len(parts) == 1:
+            out.append(line)
+        else:
+            out.extend(Line(line.no, part, line.after_gap and i == 0) for i, part in enumerate(parts))
+    return out
 
 
 def _chunks(data: bytes | Iterable[bytes]) -> Iterable[bytes]:

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 
+from dflash_ops.triage.clean import is_bar
 from dflash_ops.triage.types import Line
 
 #: Beginnings: a line that looks like this continues nothing.
@@ -55,7 +56,9 @@ class Width:
             elif not self.begins(after):
                 continued += 1
                 inside += _WORDISH.match(text[-1]) is not None and _WORDISH.match(after[0]) is not None
-        if (frames and continued * 2 >= full) or (continued >= 2 and continued * 3 >= full * 2 and inside * 2 >= continued):
+        padded = any(len(text) == top and text.endswith("  ") for text in texts)  # a pane copied with its blanks
+        enough = continued >= (1 if padded else 2) and continued * 3 >= full * 2
+        if (frames and continued * 2 >= full) or (enough and (padded or inside * 3 >= continued)):
             self.columns = top
 
     def begins(self, text: str) -> bool:
@@ -74,19 +77,25 @@ def begins(text: str) -> bool:
 
 def join(lines: list[Line], spans_literal: Callable[[str, str], bool]) -> list[Line]:
     """Lines with wraps undone. `spans_literal(left, right)`: a known literal stands across the border only."""
-    width = Width([line.text for line in lines])
-    longest = max((len(line.text) for line in lines), default=0)
+    bars = {id(line) for line in lines if "%|" in line.text and is_bar(line.text)}
+    width = Width([line.text for line in lines if id(line) not in bars])
+    longest = max((len(line.text) for line in lines if id(line) not in bars), default=0)
     out: list[Line] = []
-    physical = 0  # length of the last physical line in out[-1]
+    last = -1  # place in `out` of the last line that is no bar: a bar drawn between the parts of a line does not part them
+    physical = 0  # length of its last physical line
     for line in lines:
         text = line.text
-        if out and not line.after_gap and text:
-            before = out[-1].text
+        if id(line) in bars:
+            out.append(line)
+            continue
+        if last >= 0 and not line.after_gap and text:
+            before = out[last].text
             glue = _glue(before, physical, text, width, longest, spans_literal)
             if glue is not None:
-                out[-1] = Line(out[-1].no, before + glue + (text.lstrip() if glue else text), out[-1].after_gap)
+                out[last] = Line(out[last].no, before + glue + (text.lstrip() if glue else text), out[last].after_gap)
                 physical = len(text)
                 continue
+        last = len(out)
         out.append(line)
         physical = len(text)
     return out

@@ -1,0 +1,116 @@
+"""An error after which the same worker went on is no crash (law: later progress outranks an earlier error line).
+
+A *run* is progress of one writer without an error's text between: bars that a terminal mixes into a traceback, and the
+last steps of other ranks, are no run. Where other new text stands between the steps, more of them are needed. Steps
+must pass the highest step that stood before the error.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+
+from dflash_ops.triage.case import Text
+from dflash_ops.triage.parse_other import ERRORISH
+from dflash_ops.triage.types import Line, Record
+
+_MIXED = 8  # steps that it takes in a run with other new text between them
+
+
+@dataclass
+class _Run:
+    numbers: list[int] = field(default_factory=list)
+    steps: list[float | None] = field(default_factory=list)
+    others: list[int] = field(default_factory=list)  # numbers of lines between that are neither progress nor seen before
+
+
+@dataclass
+class _Writer:
+    """Progress of one stream: its runs, and the highest step up to each line."""
+
+    runs: list[_Run] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    highest: list[float] = field(default_factory=list)
+    done: list[int] = field(default_factory=list)
+    ended: bool = False
+
+
+class Progress:
+    """Built once for a text; `outlived(record)` answers in a few searches."""
+
+    def __init__(self, text: Text) -> None:
+        self._writers: dict[str, _Writer] = {}
+        seen: set[str] = set()
+        errors = {id(line) for r in text.records if r.form != "loose" and not r.noise for line in r.lines}
+        for line in text.lines:
+            if line.progress is not None:
+                self._add(line)
+            elif line.body.strip():
+                broken = id(line) in errors or line.level in ("E", "F") or ERRORISH.search(line.body) is not None
+                shape = "".join(c for c in line.body[:60] if not c.isdigit())
+                if not broken and shape in seen:
+                    continue
+                seen.add(shape)
+                for name in {line.stream, ""}:
+                    writer = self._writers.get(name)
+                    if writer is None:
+                        continue
+                    if broken:
+                        writer.ended = True
+                    elif writer.runs:
+                        writer.runs[-1].others.append(line.no)
+        fatal = [r.first for r in text.records if not r.noise and not r.soft and r.form in ("traceback", "group")]
+        self._last_fatal = max(fatal, default=0)
+
+    def _add(self, line: Line) -> None:
+        step = line.progress
+        assert step is not None
+        writer = self._writers.setdefault(line.stream, _Writer())
+        if step.done:
+            writer.done.append(line.no)
+        if not writer.runs or writer.ended:
+            writer.runs.append(_Run())
+        writer.ended = False
+        run = writer.runs[-1]
+        run.numbers.append(line.no)
+        run.steps.append(step.step)
+        if step.step is not None:
+            top = writer.highest[-1] if writer.highest else step.step
+            writer.numbers.append(line.no)
+            writer.highest.append(max(top, step.step))
+
+    def outlived(self, record: Record) -> bool:
+        """Whether its writer went on after the record."""
+        names = [record.stream]
+        if record.rank == 0 and record.stream == "rank0":
+            names.append("")  # rank 0 prints the progress, its errors come with a prefix
+        return any(self._went_on(self._writers[name], record) for name in names if name in self._writers)
+
+    def _went_on(self, writer: _Writer, record: Record) -> bool:
+        if record.soft or record.form in ("loose", "headless"):
+            if writer.done and writer.done[-1] > record.last:
+                return True
+        enough = self._needed(record)
+        at = bisect_left(writer.numbers, record.first)
+        before = writer.highest[at - 1] if at else None
+        for run in writer.runs:
+            start = bisect_right(run.numbers, record.last)
+            after = run.steps[start:]
+            if not after:
+                continue
+            others = len(run.others) - bisect_right(run.others, record.last)
+            need = max(enough, _MIXED) if others > 1 and others * 3 > len(after) else enough
+            distinct = {s for s in after if s is not None}
+            ahead = {s for s in distinct if before is None or s > before}
+            if len(ahead) + sum(1 for s in after if s is None) >= need:
+                return True
+            if len(distinct) >= max(6, need) and all(b >= a for a, b in zip(after, after[1:], strict=False) if a is not None and b is not None):
+                return True
+        return False
+
+    def _needed(self, record: Record) -> int:
+        """How many steps it takes to believe it: an uncaught traceback may be followed by steps of its peers."""
+        if record.soft:
+            return 1
+        more = 1 if self._last_fatal > record.last else 0
+        return (2 if record.form in ("loose", "headless") else 3) + more
