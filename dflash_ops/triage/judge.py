@@ -22,7 +22,7 @@ INTENT = frozenset(("keyboard_interrupt", "slurm_cancelled", "sigterm_external",
 WRAPPER = "root_cause_not_shown"
 _LATE = 30  # kinds of a lower priority give way to others of the same role
 _SOFT = re.compile(
-    r"\bretry(?:ing)?\b|will retry|\bskip(?:ping|ped)\b|falling back|fallback|recover(?:ed|ing)\b|\bignor(?:ed|ing)\b|non-fatal|continuing\b|"
+    r"\bretry(?:ing)?\b|will retry|\bskip(?:ping|ped)\b|falling back|fallback|recover(?:ed|ing)\b|\(ignored\)|\bignoring\b|non-fatal|continuing\b|"
     r"attempt \d+(?:/| of )\d+|reconnect|dropping (?:sample|batch)|using .{1,40} instead|will be retried", re.I)
 _EXITCODE = re.compile(r"^\s*exitcode\s*:")
 _OUR_PROCESS = re.compile(r"\((?:python[\d.]*|pt_main_thread|pt_\w+|torchrun|ray\S*|train\w*|dflash\S*|accelerate|deepspeed|ray::\S*)\)")
@@ -153,6 +153,7 @@ def _exception_of(first: Finding, standing: list[Finding]) -> Finding:
             and other.source == first.source
             and other.record.stream == first.record.stream
             and not other.record.soft
+            and other.record.form != "stack"
             and 0 < other.line.no - first.line.no <= (60 if other.segment is not None else 3)
             and (other.segment is not None or EXCEPTION.match(other.line.body))
         ):

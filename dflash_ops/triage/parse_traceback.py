@@ -376,6 +376,8 @@ class TracebackParser:
             return
         self._open = None
         record = now.record
+        if record.segments[0].frames and record.segments[0].frames[0].function == "__del__":
+            record.noise = True  # Python prints and ignores what is raised there
         record.cut = record.form != "stack" and record.segments[-1].head is None
         if record.cut and record.segments[-1].relation == "inner" and len(record.segments) > 1 and not cut:
             record.cut = False

@@ -46,7 +46,7 @@ def write(case: Case, findings: list[Finding], chosen: Finding | None) -> Diagno
     cut = _cut(case)
     if chosen is not None or cut is not None:
         return _not_shown(case, chosen, cut)
-    also = tuple(sorted({f.kind.id for f in findings}))
+    also = tuple(sorted({k for f in findings for k in (f.kind.id, *f.facts.get("also", ()))}))
     return Diagnosis(kind=HEALTHY, title="Nothing needs doing", confidence=0.9, also=also, facts=_facts(case),
                      why=_healthy_why(case, findings))
 
@@ -268,9 +268,9 @@ def _not_shown(case: Case, chosen: Finding | None, cut: Record | None) -> Diagno
     if chosen is not None:
         evidence.append(EvidenceLine(_clip(_shown(chosen.line), chosen), chosen.line.no, name, "wrapper"))
         head = segment.head if segment is not None else None
-        # a wrapper that the user's own code raised is all there is to quote; a launcher's summary names nothing
-        if head is not None and segment is not None and segment.frames and segment.frames[-1].user:
-            root = _shown(head)
+        # a wrapper's exception that says something is all there is to quote; a launcher's summary names nothing
+        if head is not None and segment is not None and segment.message and segment.frames:
+            root = _shown(head)[:_CUT]
     if cut is not None:
         last = cut.lines[-1]
         evidence.append(EvidenceLine(last.text.strip()[:400], last.no, case.texts[cut.source].name, "cut"))

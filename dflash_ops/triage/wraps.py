@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 
+from dflash_ops.triage import progress
 from dflash_ops.triage.clean import is_bar
 from dflash_ops.triage.types import Line
 
@@ -24,6 +25,7 @@ _FRAME = re.compile(r'File "[^"]{1,1000}", line \d{1,7}, in \S')
 _FRAME_OPEN = re.compile(r'^\s*(?:\[\w+\]:?\s*)?(?:[|] )*\s*File "(?:[^"]*$|[^"]+"(?:,(?: (?:l(?:i(?:n(?:e(?: (?:\d+(?:,(?: (?:in?)?)?)?)?)?)?)?)?)?)?)?$)')
 _BOX = re.compile(r"^\s*[│|╭╰┃].*[│|╮╯┃]?\s*$")
 _WORDISH = re.compile(r"[\w./\-]")
+_RANKED = re.compile(r"\[(?:rank|default)\d+\]:\s?")
 _DIGITS = re.compile(r"\d+")
 
 
@@ -50,7 +52,7 @@ class Width:
             full += 1
             if not after.strip() or _BEGINS.match(after):
                 continue
-            if _FRAME_OPEN.match(text):
+            if _FRAME_OPEN.match(text) and _completes(text, after):
                 frames += 1
                 continued += 1
             elif not self.begins(after):
@@ -77,7 +79,7 @@ def begins(text: str) -> bool:
 
 def join(lines: list[Line], spans_literal: Callable[[str, str], bool]) -> list[Line]:
     """Lines with wraps undone. `spans_literal(left, right)`: a known literal stands across the border only."""
-    bars = {id(line) for line in lines if "%|" in line.text and is_bar(line.text)}
+    bars = {id(line) for line in lines if ("%|" in line.text and is_bar(line.text)) or _other_progress(line.text)}
     width = Width([line.text for line in lines if id(line) not in bars])
     longest = max((len(line.text) for line in lines if id(line) not in bars), default=0)
     out: list[Line] = []
@@ -101,6 +103,19 @@ def join(lines: list[Line], spans_literal: Callable[[str, str], bool]) -> list[L
     return out
 
 
+def _completes(cut: str, text: str) -> bool:
+    """Whether a line goes on where a frame was cut. `line 402` may be whole: then only `, in name` or digits go on."""
+    if _FRAME.search(cut + text):
+        return True
+    return re.search(r"line \d+$", cut) is None or re.match(r"\d+$", text) is not None
+
+
+def _other_progress(text: str) -> bool:
+    """A rank's own progress line amid another's text."""
+    match = _RANKED.match(text)
+    return match is not None and progress.read(text[match.end() :]) is not None
+
+
 def _glue(
     before: str, physical: int, text: str, width: Width, longest: int, spans_literal: Callable[[str, str], bool]
 ) -> str | None:
@@ -112,7 +127,7 @@ def _glue(
     columns = width.columns
     if columns and physical == columns and not before.endswith("  "):
         if open_frame:
-            return None if _BEGINS.match(text) else ""
+            return "" if not _BEGINS.match(text) and _completes(recent, text) else None
         if width.begins(text) or _complete(before, text):
             return "" if not _BEGINS.match(text) and spans_literal(before, text) else None
         return ""
