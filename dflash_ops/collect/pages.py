@@ -44,8 +44,8 @@ _WHEN = {
     "own_overlay_active": "a change of ours is active",
 }
 _EVIDENCE = {
-    "dense_attention_allocation": "the request is larger than the whole device, equals batch x heads x queries x keys x "
-    "bytes within 10 %, or has tens of GiB in an attention call",
+    "dense_attention_allocation": "the request is larger than the whole device, equals batch x heads x queries x keys "
+    "x bytes within 10 %, or has tens of GiB in an attention call",
     "reserved_but_unallocated": "the memory reserved but unallocated would have held the request",
     "memory_held_by_other_process": "the message names another process with a share that matters",
     "collectives_differ": "the ranks of one group name different collectives",
