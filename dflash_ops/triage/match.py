@@ -39,17 +39,26 @@ class Matcher:
             found = self._cache[template] = tuple(self._needles.find(template))
         return found
 
+    def knows(self, text: str) -> bool:
+        """Whether a literal of any kind stands in the text."""
+        return bool(self.candidates(text))
+
     def spans_literal(self, left: str, right: str) -> bool:
-        """Whether a literal of 10 characters or more stands across the border of two texts, in neither of them."""
-        end, begin = left[-90:], right[:90]
+        """Whether a literal of 10 characters or more, or a whole signature, stands across the border of two texts only."""
+        end, begin = left[-400:], right[:400]
         both = end + begin
         for i in self.candidates(both):
-            literal = self.signatures[i].literal
-            if len(literal) < 10:
+            signature = self.signatures[i]
+            literal = signature.literal
+            if len(literal) < 10 and signature.pattern is None:
                 continue
-            at = both.find(literal)
-            if 0 <= at < len(end) < at + len(literal) and literal not in end and literal not in begin:
-                return True
+            if signature.pattern is None:
+                at = both.find(literal)
+                if 0 <= at < len(end) < at + len(literal) and literal not in end and literal not in begin:
+                    return True
+            elif find(signature, end) is None and find(signature, begin) is None and (found := find(signature, both)) is not None:
+                if found[0] < len(end):
+                    return True
         return False
 
     def record(self, record: Record, tags: frozenset[str], extra: str = "") -> Iterator[Finding]:

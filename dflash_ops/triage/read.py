@@ -32,7 +32,7 @@ def read(source: Source, index: int, matcher: Matcher, needles: Needles, own: Pr
         text.total_lines = len(rows)
     else:
         lines = _scan(source, text, needles)
-    lines = _apart(wraps.join(lines, matcher.spans_literal))
+    lines = _apart(wraps.join(lines, matcher.spans_literal, matcher.knows))
     _prefixes(lines, source.kind == "kernel")
     if any("py_callstack" in line.text or line.body.startswith('{"log":') for line in lines):
         lines = list(embedded(lines))

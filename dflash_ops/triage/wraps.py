@@ -1,4 +1,4 @@
-"""Hard wraps joined again: by a width that the text itself shows, by the grammar of tracebacks, by the literals of kinds.
+"""Hard wraps joined again: by a width that the text itself shows, by the grammar of tracebacks, by the texts of kinds.
 
 Never by force: a line is joined to the next only where it is exactly as wide as the text's own limit and the next line
 is no beginning, or where the two together complete a frame of a traceback or a known text that neither holds alone.
@@ -26,6 +26,10 @@ _FRAME_OPEN = re.compile(r'^\s*(?:\[\w+\]:?\s*)?(?:[|] )*\s*File "(?:[^"]*$|[^"]
 _BOX = re.compile(r"^\s*[│|╭╰┃].*[│|╮╯┃]?\s*$")
 _WORDISH = re.compile(r"[\w./\-]")
 _RANKED = re.compile(r"\[(?:rank|default)\d+\]:\s?")
+_FLOWS_OUT = re.compile(r"[A-Za-z0-9_,/(\[ -]$")
+_FLOWS_IN = re.compile(r"[a-z0-9.,)\]_/]")
+_ENDS = re.compile(r"[.:;!?]\s*$")
+_SNIPPET = 60  # lines
 _DIGITS = re.compile(r"\d+")
 
 
@@ -34,10 +38,11 @@ class Width:
 
     Evidence: no line is longer; lines of exactly this length are followed by lines that begin nothing. One such border
     is enough where it breaks a frame of a traceback, else two, half of them inside a word. What begins a line is
-    learned from the text: how lines begin that follow a line which cannot have been wrapped.
+    learned from the text: how lines begin that follow a line which cannot have been wrapped. `known(text)`: a kind's
+    text may stand in it.
     """
 
-    def __init__(self, texts: list[str]) -> None:
+    def __init__(self, texts: list[str], known: Callable[[str], bool] = lambda text: False) -> None:
         self.columns = 0
         self._starts: set[str] = set()
         sizes = Counter(len(text) for text in texts if len(text) >= 30)
@@ -45,7 +50,7 @@ class Width:
         if not top or top > 1000:
             return
         self._starts = {_start(b) for a, b in zip(["", *texts], texts, strict=False) if len(a) != top and b.strip()}
-        full = continued = inside = frames = 0
+        full = continued = inside = frames = flowing = 0
         for text, after in zip(texts, texts[1:], strict=False):
             if len(text) != top or text.endswith("  ") or _BOX.match(text):
                 continue
@@ -57,10 +62,15 @@ class Width:
                 continued += 1
             elif not self.begins(after):
                 continued += 1
+                flowing += _FLOWS_OUT.search(text) is not None and (
+                    _FLOWS_IN.match(after) is not None or (after[:1].isalpha() and known(text))
+                )
                 inside += _WORDISH.match(text[-1]) is not None and _WORDISH.match(after[0]) is not None
         padded = any(len(text) == top and text.endswith("  ") for text in texts)  # a pane copied with its blanks
         enough = continued >= (1 if padded else 2) and continued * 3 >= full * 2
-        if (frames and continued * 2 >= full) or (enough and (padded or inside * 3 >= continued)):
+        # in a few lines the widest one, cut amid a sentence that goes on in small letters, is all that there can be
+        snippet = len(texts) <= _SNIPPET and continued == full == flowing and continued >= 1
+        if (frames and continued * 2 >= full) or (enough and (padded or inside * 3 >= continued)) or snippet:
             self.columns = top
 
     def begins(self, text: str) -> bool:
@@ -77,15 +87,17 @@ def begins(text: str) -> bool:
     return _BEGINS.match(text) is not None
 
 
-def join(lines: list[Line], spans_literal: Callable[[str, str], bool]) -> list[Line]:
-    """Lines with wraps undone. `spans_literal(left, right)`: a known literal stands across the border only."""
+def join(
+    lines: list[Line], spans_literal: Callable[[str, str], bool], known: Callable[[str], bool] = lambda text: False
+) -> list[Line]:
+    """Lines with wraps undone. `spans_literal(left, right)`: a known text stands across the border only."""
     bars = {id(line) for line in lines if ("%|" in line.text and is_bar(line.text)) or _other_progress(line.text)}
-    width = Width([line.text for line in lines if id(line) not in bars])
+    width = Width([line.text for line in lines if id(line) not in bars], known)
     longest = max((len(line.text) for line in lines if id(line) not in bars), default=0)
     out: list[Line] = []
     last = -1  # place in `out` of the last line that is no bar: a bar drawn between the parts of a line does not part them
     physical = 0  # length of its last physical line
-    for line in lines:
+    for place, line in enumerate(lines):
         text = line.text
         if id(line) in bars:
             out.append(line)
@@ -93,6 +105,9 @@ def join(lines: list[Line], spans_literal: Callable[[str, str], bool]) -> list[L
         if last >= 0 and not line.after_gap and text:
             before = out[last].text
             glue = _glue(before, physical, text, width, longest, spans_literal)
+            if glue is None and physical == longest and physical >= 30 and not _BEGINS.match(text):
+                whole = _rest(lines, place, longest)
+                glue = "" if spans_literal(before, whole) else None
             if glue is not None:
                 out[last] = Line(out[last].no, before + glue + (text.lstrip() if glue else text), out[last].after_gap)
                 physical = len(text)
@@ -108,6 +123,17 @@ def _completes(cut: str, text: str) -> bool:
     if _FRAME.search(cut + text):
         return True
     return re.search(r"line \d+$", cut) is None or re.match(r"\d+$", text) is not None
+
+
+def _rest(lines: list[Line], place: int, longest: int) -> str:
+    """The text from a line on, over all lines that are as wide as the widest."""
+    rest = lines[place].text
+    for line in lines[place + 1 : place + 6]:
+        if len(lines[place].text) != longest or line.after_gap or _BEGINS.match(line.text):
+            break
+        rest += line.text
+        place += 1
+    return rest
 
 
 def _other_progress(text: str) -> bool:
@@ -130,10 +156,12 @@ def _glue(
             return "" if not _BEGINS.match(text) and _completes(recent, text) else None
         if width.begins(text) or _complete(before, text):
             return "" if not _BEGINS.match(text) and spans_literal(before, text) else None
-        return ""
+        lost = before[-1].isalnum() and text[0].isalnum() and spans_literal(before, " " + text) and not spans_literal(before, text)
+        return " " if lost else ""
     if columns and physical == columns - 1 and not open_frame:
-        # the terminal drops blanks at the right edge: only a literal across the border says that there was one
-        return " " if not _BEGINS.match(text) and spans_literal(before, " " + text) else None
+        # the terminal drops blanks at the right edge: what goes on in small letters, or a known text across it, says so
+        flows = _FLOWS_IN.match(text) is not None and not _ENDS.search(before) and not width.begins(text)
+        return " " if not _BEGINS.match(text) and (flows or spans_literal(before, " " + text)) else None
     if open_frame and not _BEGINS.match(text):
         for glue in ("", " "):
             if _FRAME.search(recent + glue + (text.lstrip(" ") if glue else text)):
