@@ -42,23 +42,37 @@ def show(kind: str = typer.Argument(..., metavar="KIND"), playbooks: list[str] =
     found = kinds.get(kind)
     if found is None:
         near = ", ".join(k for k in sorted(kinds) if kind in k or k in kind) or "see `dflash-ops playbooks list`"
-        error = UsageError(f"no kind {kind!r}", "the bundled playbooks" + (f" and {', '.join(playbooks)}" if playbooks else ""), near)
+        error = UsageError(
+            f"no kind {kind!r}", "the bundled playbooks" + (f" and {', '.join(playbooks)}" if playbooks else ""), near
+        )
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(error.exit_code)
-    typer.echo(f"{found.id}: {found.title}\nrole {found.role}, grade {found.grade}, family {found.family}, priority {found.priority}")
+    typer.echo(
+        f"{found.id}: {found.title}\nrole {found.role}, grade {found.grade}, family {found.family},"
+        f" priority {found.priority}"
+    )
     typer.echo(f"\n{found.meaning}\n")
     for s in found.signatures:
-        typer.echo(f"  text   {s.literal}" + (f"\n  regex  {s.regex}" if s.regex else "") + (f"\n  where  {s.where}" if s.where != "any" else ""))
+        typer.echo(
+            f"  text   {s.literal}"
+            + (f"\n  regex  {s.regex}" if s.regex else "")
+            + (f"\n  where  {s.where}" if s.where != "any" else "")
+        )
     if found.predicate:
         typer.echo(f"  and    {found.predicate} must hold (docs/playbooks.md)")
     for n, remedy in enumerate(found.remedies, 1):
-        typer.echo(f"\n  {n}. [{remedy.grade}] {remedy.text}" + (f"\n     $ {remedy.command}" if remedy.command else ""))
+        typer.echo(
+            f"\n  {n}. [{remedy.grade}] {remedy.text}" + (f"\n     $ {remedy.command}" if remedy.command else "")
+        )
     if found.references:
         typer.echo("\n  see    " + "\n         ".join(found.references))
 
 
 @app.command("lint")
-def lint(folder: str = typer.Argument("", metavar="[DIR]"), notes: bool = typer.Option(False, "--notes", help="Also what only deserves a look.")) -> None:
+def lint(
+    folder: str = typer.Argument("", metavar="[DIR]"),
+    notes: bool = typer.Option(False, "--notes", help="Also what only deserves a look."),
+) -> None:
     """Check playbooks: the bundled ones, or those of DIR. Exit 1 where something is wrong."""
     documents = _documents([folder] if folder else [], bundle=not folder)
     faults = find_faults(documents)
@@ -72,7 +86,7 @@ def lint(folder: str = typer.Argument("", metavar="[DIR]"), notes: bool = typer.
 
 @app.command("test")
 def test(files: list[Path] = typer.Argument(..., metavar="FILE...", exists=True, dir_okay=False)) -> None:
-    """Diagnose every example of the given playbooks, with the bundled ones beside them. Exit 1 where one is not its own kind."""
+    """Diagnose every example of the given playbooks, the bundled ones beside them. Exit 1 where one is wrong."""
     try:
         own = [load_file(path) for path in files]
         bundled = [d for d in load_documents() if Path(d["_file"]).resolve() not in {p.resolve() for p in files}]

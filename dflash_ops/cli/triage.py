@@ -16,10 +16,14 @@ from dflash_ops.triage import Source, Triage
 
 
 def command(
-    paths: list[str] = typer.Argument(None, metavar="[PATH...|-]", help="Logs, folders of logs, or - for standard input; gz and zst too."),
+    paths: list[str] = typer.Argument(
+        None, metavar="[PATH...|-]", help="Logs, folders of logs, or - for standard input; gz and zst too."
+    ),
     as_json: bool = typer.Option(False, "--json", help="One JSON object a line."),
     explain: bool = typer.Option(False, "--explain", help="All evidence, what else was seen, and the whole meaning."),
-    playbooks: list[str] = typer.Option([], "--playbooks", metavar="DIR", help="A folder of your own kinds; adds or overrides."),
+    playbooks: list[str] = typer.Option(
+        [], "--playbooks", metavar="DIR", help="A folder of your own kinds; adds or overrides."
+    ),
 ) -> None:
     """Name the cause of a crash: the kind, the line, the rank, your frame, what it means and what to do."""
     raise typer.Exit(run(paths or ["-"], as_json=as_json, explain=explain, playbooks=playbooks))
@@ -69,7 +73,15 @@ def row(path: str, d: Diagnosis) -> dict[str, Any]:
         "meaning": d.meaning,
         "evidence": [{"number": e.number, "text": e.text, "source": e.source, "role": e.role} for e in d.evidence],
         "remedies": [
-            {"action": r.action, "grade": r.grade, "text": r.text, "command": r.command, "when": r.when, "limit": r.limit, "proven": r.proven}
+            {
+                "action": r.action,
+                "grade": r.grade,
+                "text": r.text,
+                "command": r.command,
+                "when": r.when,
+                "limit": r.limit,
+                "proven": r.proven,
+            }
             for r in d.remedies
         ],
         "auto_safe": d.auto_safe,

@@ -34,7 +34,7 @@ class Found:
 
 
 def expand(names: list[str]) -> tuple[list[Found], list[UsageError]]:
-    """What the arguments mean: files, the logs of folders (sorted), `-` for standard input; errors for what is not there."""
+    """What the arguments mean: files, logs of folders, `-` for standard input; errors for what is not there."""
     found: list[Found] = []
     errors: list[UsageError] = []
     for name in names:
@@ -45,12 +45,20 @@ def expand(names: list[str]) -> tuple[list[Found], list[UsageError]]:
         if path.is_dir():
             inside = [p for p in sorted(path.rglob("*")) if p.is_file() and (p.name == "log" or p.suffix in SUFFIXES)]
             if not inside:
-                errors.append(UsageError(f"folder {name!r} holds no log", str(path), f"name a file, or a folder with {', '.join(SUFFIXES)}"))
+                errors.append(
+                    UsageError(
+                        f"folder {name!r} holds no log",
+                        str(path),
+                        f"name a file, or a folder with {', '.join(SUFFIXES)}",
+                    )
+                )
             found.extend(Found(str(p), p, kind_of(p)) for p in inside)
         elif path.exists():
             found.append(Found(name, path, kind_of(path)))
         else:
-            errors.append(UsageError(f"no such file: {name}", str(path.absolute()), "check the path; `-` reads standard input"))
+            errors.append(
+                UsageError(f"no such file: {name}", str(path.absolute()), "check the path; `-` reads standard input")
+            )
     return found, errors
 
 
@@ -73,7 +81,8 @@ def chunks(found: Found) -> Iterator[bytes]:
         ReadError: it cannot be opened, is cut or damaged, or needs a package that is not installed.
     """
     if found.path is None:
-        while piece := sys.stdin.buffer.read1(CHUNK):
+        descriptor = sys.stdin.fileno()
+        while piece := os.read(descriptor, CHUNK):
             yield piece
         return
     try:
@@ -88,8 +97,11 @@ def chunks(found: Found) -> Iterator[bytes]:
                 while piece := file.read(CHUNK):
                     yield piece
     except OSError as error:
-        raise ReadError(f"cannot read {found.name}: {os.strerror(error.errno) if error.errno else error}", str(found.path),
-                        "check permissions and whether the disk answers") from None
+        raise ReadError(
+            f"cannot read {found.name}: {os.strerror(error.errno) if error.errno else error}",
+            str(found.path),
+            "check permissions and whether the disk answers",
+        ) from None
 
 
 def _gzip(found: Found) -> Iterator[bytes]:
@@ -102,7 +114,9 @@ def _gzip(found: Found) -> Iterator[bytes]:
             except EOFError:
                 return
             except (gzip.BadGzipFile, zlib.error) as error:
-                raise ReadError(f"{found.name} is no whole gzip: {error}", str(found.path), "unpack it by hand: gzip -dc") from None
+                raise ReadError(
+                    f"{found.name} is no whole gzip: {error}", str(found.path), "unpack it by hand: gzip -dc"
+                ) from None
             if not piece:
                 return
             yield piece
@@ -113,14 +127,22 @@ def _zstd(found: Found) -> Iterator[bytes]:
     try:
         zstandard = importlib.import_module("zstandard")
     except ModuleNotFoundError:
-        raise ReadError(f"{found.name} is packed with zstd, and the package zstandard is not installed", str(found.path),
-                        "pip install zstandard, or: zstd -dc FILE | dflash-ops triage -") from None
-    with found.path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as reader:
+        raise ReadError(
+            f"{found.name} is packed with zstd, and the package zstandard is not installed",
+            str(found.path),
+            "pip install zstandard, or: zstd -dc FILE | dflash-ops triage -",
+        ) from None
+    with (
+        found.path.open("rb") as file,
+        zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as reader,
+    ):
         while True:
             try:
                 piece = reader.read(CHUNK)
             except zstandard.ZstdError as error:
-                raise ReadError(f"{found.name} is no whole zstd: {error}", str(found.path), "unpack it by hand: zstd -dc") from None
+                raise ReadError(
+                    f"{found.name} is no whole zstd: {error}", str(found.path), "unpack it by hand: zstd -dc"
+                ) from None
             if not piece:
                 return
             yield bytes(piece)

@@ -7,10 +7,11 @@ import hashlib
 import json
 import os
 import tempfile
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import tomllib
 
 from dflash_ops.bundle import bundled
 from dflash_ops.errors import ContractError, UsageError
@@ -27,7 +28,9 @@ def load_documents(folders: Sequence[str | Path] = (), *, bundle: bool = True) -
     for folder in folders:
         place = Path(folder).expanduser()
         if not place.is_dir():
-            raise UsageError(f"playbooks folder {str(folder)!r} does not exist", str(place), "name a folder with *.toml files")
+            raise UsageError(
+                f"playbooks folder {str(folder)!r} does not exist", str(place), "name a folder with *.toml files"
+            )
         if not any(place.glob("*.toml")):
             raise UsageError("the playbooks folder holds no *.toml", str(place), "see docs/playbooks.md")
         places.append(place)
@@ -36,7 +39,7 @@ def load_documents(folders: Sequence[str | Path] = (), *, bundle: bool = True) -
 
 
 def _cached(files: list[Path]) -> list[dict[str, Any]]:
-    """Decoding 200 KB of TOML takes longer than reading a log: the decoded form is kept beside the user's other caches."""
+    """Decoding 200 KB of TOML takes longer than reading a log: the decoded form is kept in the user's cache folder."""
     stats = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
     key = hashlib.sha256(repr(stats).encode()).hexdigest()[:24]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dflash-ops"
@@ -62,7 +65,9 @@ def load_file(path: Path) -> dict[str, Any]:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
-        raise ContractError(f"a playbook is no TOML: {error}", str(path), "correct the file; `dflash-ops playbooks lint` checks it") from None
+        raise ContractError(
+            f"a playbook is no TOML: {error}", str(path), "correct the file; `dflash-ops playbooks lint` checks it"
+        ) from None
     except UnicodeDecodeError as error:
         raise ContractError(f"a playbook is not UTF-8: {error}", str(path), "save it as UTF-8") from None
     document["_file"] = str(path)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class EvidenceLine:
-    """One line that speaks for the diagnosis; `number` is 1-based in `source`, None where lines were joined from elsewhere."""
+    """One line that speaks for the diagnosis; `number` is 1-based in `source`, None where it stands in no text."""
 
     text: str
     number: int | None = None

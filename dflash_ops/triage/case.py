@@ -12,9 +12,11 @@ from dflash_ops.triage.types import Finding, Line, Record, Step
 
 if TYPE_CHECKING:
     from dflash_ops.triage.outlived import Progress
+    from dflash_ops.triage.playbook import Kind
 
 _TORCH = re.compile(
-    r"\b(?:torch|PyTorch)(?:\s+version)?\s*(?:==|=|:|-|\s)\s*v?(\d+\.\d+(?:\.\d+)?)(?:[+.]\w+)*|\btorch-(\d+\.\d+(?:\.\d+)?)[\w+.]*dist-info|\"torch\": \"(\d+\.\d+\.\d+)"
+    r"\b(?:torch|PyTorch)(?:\s+version)?\s*(?:==|=|:|-|\s)\s*v?(\d+\.\d+(?:\.\d+)?)(?:[+.]\w+)*"
+    r"|\btorch-(\d+\.\d+(?:\.\d+)?)[\w+.]*dist-info|\"torch\": \"(\d+\.\d+\.\d+)"
 )
 
 
@@ -44,6 +46,7 @@ class Case:
     findings: list[Finding] = field(default_factory=list)
     context: Mapping[str, Any] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
 
     def records(self) -> list[Record]:
         return [record for text in self.texts for record in text.records]

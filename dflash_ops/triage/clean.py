@@ -7,7 +7,9 @@ import re
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
 _OSC = re.compile("(?:\x1b\\]|\x9d)[^\x07\x1b\x9c]{0,4096}(?:\x07|\x1b\\\\|\x9c)?")
 _FORWARD = re.compile("\x1b\\[(\\d{0,3})C")
-_REPLACES = re.compile("\x1b\\[(?:\\d{0,3}A|\\d{0,3}F|1?G|2K)")  # cursor up, line start, erase: what follows is a new state
+_REPLACES = re.compile(
+    "\x1b\\[(?:\\d{0,3}A|\\d{0,3}F|1?G|2K)"
+)  # cursor up, line start, erase: what follows is a new state
 _CSI = re.compile("(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]")
 _OTHER = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _COPY_MODE = re.compile(r"\s*\[\d{1,7}/\d{1,7}\]\s*$")
@@ -22,7 +24,8 @@ _BAR_TAIL = re.compile(r"^[^\[\]]{0,120}?(?:it/s|s/it)[^\[\]]{0,200}\]")
 _BAR_HINT = ("%|", "it/s", "s/it", "% ")
 #: Pane lines glued together by padding: many blanks, then the beginning of a record.
 _PADDED = re.compile(
-    r"(?<=[^\s|│+])\s{6,}(?=(?:ERROR|WARNING|CRITICAL|INFO|DEBUG)[: ]|Traceback \(most|[\w.]+(?:Error|Exception): |\[rank\d+\]:"
+    r"(?<=[^\s|│+])\s{6,}(?=(?:ERROR|WARNING|CRITICAL|INFO|DEBUG)[: ]|Traceback \(most|[\w.]+(?:Error"
+    r"|Exception): |\[rank\d+\]:"
     r"|\[[EWIF]\d{3,4} |[EWIF]\d{4} \d\d:)"
 )
 
@@ -34,7 +37,7 @@ def is_bar(text: str) -> bool:
 
 
 def clean(raw: bytes) -> list[str]:
-    """The lines that one physical line shows: without control codes; of a bar drawn with carriage returns the last state.
+    """The lines that one physical line shows: without control codes; of a carriage-return bar the last state.
 
     A carriage return parts the line (text under a later bar state is kept, as the raw log holds it); bar states that
     follow each other fall together. Never empty.

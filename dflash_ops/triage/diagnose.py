@@ -44,7 +44,8 @@ class Triage:
         context = context or {}
         pattern = context.get("progress")
         own = ProgressPattern(str(pattern)) if pattern else None
-        case = Case(context=context, missing=[str(m) for m in context.get("missing", ())])
+        missing = [str(m) for m in context.get("missing", ())]
+        case = Case(context=context, missing=missing, kinds=self.playbooks.kinds)
         for index, source in enumerate(sources):
             case.texts.append(read(source, index, self._matcher, self._needles, own))
         raw: list[Finding] = []

@@ -39,9 +39,12 @@ def examples(documents: Iterable[Mapping[str, Any]]) -> list[Example]:
             kind = str(table.get("id", "?"))
             noise = table.get("role") == "noise"
             for e in table.get("example", ()):
-                out.append(Example(family, str(e.get("kind", kind)), str(e.get("text", "")), e.get("cause"), e.get("rank"), e.get("frame"), noise=noise))
-            for e in table.get("counterexample", ()):
-                out.append(Example(family, str(e.get("kind", "healthy")), str(e.get("text", "")), counter=True))
+                wanted = (e.get("cause"), e.get("rank"), e.get("frame"))
+                out.append(Example(family, str(e.get("kind", kind)), str(e.get("text", "")), *wanted, noise=noise))
+            out.extend(
+                Example(family, str(e.get("kind", "healthy")), str(e.get("text", "")), counter=True)
+                for e in table.get("counterexample", ())
+            )
     return out
 
 
@@ -53,7 +56,7 @@ def check(triage: Triage, example: Example) -> list[str]:
 
 def faults(example: Example, d: Diagnosis) -> list[str]:
     """Differences between what an example wants and a diagnosis."""
-    out = []
+    out: list[str] = []
     if example.noise and d.kind == "healthy" and example.kind in d.also:
         return out  # a kind that ends nothing is mentioned, never the diagnosis
     if d.kind != example.kind:

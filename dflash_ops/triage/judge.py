@@ -22,16 +22,21 @@ INTENT = frozenset(("keyboard_interrupt", "slurm_cancelled", "sigterm_external",
 WRAPPER = "root_cause_not_shown"
 _LATE = 30  # kinds of a lower priority give way to others of the same role
 _SOFT = re.compile(
-    r"\bretry(?:ing)?\b|will retry|\bskip(?:ping|ped)\b|falling back|fallback|recover(?:ed|ing)\b|\(ignored\)|\bignoring\b|non-fatal|continuing\b|"
-    r"attempt \d+(?:/| of )\d+|reconnect|dropping (?:sample|batch)|using .{1,40} instead|will be retried", re.I)
+    r"\bretrying\b|will retry|\bretry \d|\bskip(?:ping|ped)\b|falling back|fallback|recover(?:ed"
+    r"|ing)\b|\(ignored\)|\bignoring\b|non-fatal|continuing\b|"
+    r"attempt \d+(?:/| of )\d+|reconnect|dropping (?:sample|batch)|using .{1,40} instead|will be retried",
+    re.IGNORECASE,
+)
 _EXITCODE = re.compile(r"^\s*exitcode\s*:")
-_OUR_PROCESS = re.compile(r"\((?:python[\d.]*|pt_main_thread|pt_\w+|torchrun|ray\S*|train\w*|dflash\S*|accelerate|deepspeed|ray::\S*)\)")
+_OUR_PROCESS = re.compile(
+    r"\((?:python[\d.]*|pt_main_thread|pt_\w+|torchrun|ray\S*|train\w*|dflash\S*|accelerate|deepspeed|ray::\S*)\)"
+)
 _RANK = (
     re.compile(r"\[(?:PG[^\]]*?)?[Rr]ank (\d+)\]"),
     re.compile(r"\(RANK (\d+)\)"),
     re.compile(r"local_rank: (\d+)\b"),
     re.compile(r"--local[-_]rank[= ]'?(\d+)"),
-    re.compile(r"\bon rank (\d+)\b|\brank[ :=]+(\d+)\b", re.I),
+    re.compile(r"\bon rank (\d+)\b|\brank[ :=]+(\d+)\b", re.IGNORECASE),
 )
 
 
@@ -109,7 +114,7 @@ def mark_soft(text: Text, record: Record) -> None:
         said = bool(_SOFT.search(record.title))
     if not said:
         near = [line for line in _after(text, record, 2) if line.stream == record.stream and line.progress is None]
-        said = any(_SOFT.search(line.body) and not line.level == "E" for line in near)
+        said = any(_SOFT.search(line.body) and line.level != "E" for line in near)
     record.soft = record.soft or said
 
 
@@ -135,7 +140,14 @@ def choose(case: Case, findings: list[Finding]) -> Finding | None:
     first = min(standing, key=lambda f: (order(f), f.record.soft, f.kind.priority < _LATE, _place(f)))
     if order(first) < 3.0:
         # what may be cause or consequence is the cause where it came first and is the more specific of the two
-        before = [f for f in standing if order(f) == 3.0 and _place(f) < _place(first) and f.kind.priority >= first.kind.priority and not f.record.soft]
+        before = [
+            f
+            for f in standing
+            if order(f) == 3.0
+            and _place(f) < _place(first)
+            and f.kind.priority >= first.kind.priority
+            and not f.record.soft
+        ]
         first = min(before, key=_place, default=first)
     return _exception_of(first, standing)
 

@@ -1,8 +1,10 @@
-"""Faults of playbooks: schema, ids, literals that a regular expression need not contain, expressions that can blow up."""
+"""Faults of playbooks: schema, ids, literals that an expression need not contain, expressions that can blow up."""
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,23 +13,66 @@ from dflash_ops.errors import ContractError
 from dflash_ops.triage.playbook import GRADES, ID, ROLES, WHERE, Kind, Signature, compile_playbooks
 from dflash_ops.triage.predicates import PREDICATES
 
-try:
-    from re import _constants as _c  # type: ignore[attr-defined]
-    from re import _parser as _p
-except ImportError:  # Python 3.10
-    import sre_constants as _c  # type: ignore[no-redef]
-    import sre_parse as _p
+# the standard library's own parser of expressions; Python 3.10 has it under its old names
+_old = sys.version_info < (3, 11)
+_c: Any = importlib.import_module("sre_constants" if _old else "re._constants")
+_p: Any = importlib.import_module("sre_parse" if _old else "re._parser")
 
 ACTIONS = frozenset(
-    "tell restart resume_latest resume_earlier fresh_start_aside wait_memory wait_disk wait_network wait_lock new_port raise_nofile "
-    "fresh_compile_cache loss_reentrant loss_nonreentrant loss_fused workers_processes compile_lock env_change smaller_anchors "
-    "exclude_device rollback_release undo_overlay adopt_session redeploy start_container quarantine_sample disable_tracker hold".split()
+    [
+        "tell",
+        "restart",
+        "resume_latest",
+        "resume_earlier",
+        "fresh_start_aside",
+        "wait_memory",
+        "wait_disk",
+        "wait_network",
+        "wait_lock",
+        "new_port",
+        "raise_nofile",
+        "fresh_compile_cache",
+        "loss_reentrant",
+        "loss_nonreentrant",
+        "loss_fused",
+        "workers_processes",
+        "compile_lock",
+        "env_change",
+        "smaller_anchors",
+        "exclude_device",
+        "rollback_release",
+        "undo_overlay",
+        "adopt_session",
+        "redeploy",
+        "start_container",
+        "quarantine_sample",
+        "disable_tracker",
+        "hold",
+    ]
 )
 _KIND_KEYS = frozenset(
-    "id title role grade priority since until meaning user_frame references signature evidence remedy example counterexample".split()
+    [
+        "id",
+        "title",
+        "role",
+        "grade",
+        "priority",
+        "since",
+        "until",
+        "meaning",
+        "user_frame",
+        "references",
+        "signature",
+        "evidence",
+        "remedy",
+        "example",
+        "counterexample",
+    ]
 )
-_SIGNATURE_KEYS = frozenset("literal regex ignore_case where all any not entity role advice".split())
-_REMEDY_KEYS = frozenset("action grade text command when limit proven".split())
+_SIGNATURE_KEYS = frozenset(
+    ["literal", "regex", "ignore_case", "where", "all", "any", "not", "entity", "role", "advice"]
+)
+_REMEDY_KEYS = frozenset(["action", "grade", "text", "command", "when", "limit", "proven"])
 _LONG = 64  # a repeat of more than this counts as without end
 
 
@@ -49,9 +94,7 @@ def lint(documents: Iterable[Mapping[str, Any]]) -> list[Fault]:
     seen: dict[str, str] = {}
     for document in documents:
         family = str(document.get("_file") or document.get("family", "?"))
-        for key in ("schema", "family", "title"):
-            if key not in document:
-                faults.append(Fault(family, f"no {key}"))
+        faults.extend(Fault(family, f"no {key}") for key in ("schema", "family", "title") if key not in document)
         for table in document.get("kind", ()):
             name = str(table.get("id", "?"))
             where = f"{family}, {name}"
@@ -127,7 +170,9 @@ def _signature(where: str, s: Signature) -> Iterable[Fault]:
     if s.entity and "(?P<entity>" not in s.entity:
         yield Fault(place, "entity has no group named entity", error=False)
     if s.regex and not _holds(s):
-        yield Fault(place, "the regex can match without the literal in the match: both must then stand in the line", error=False)
+        yield Fault(
+            place, "the regex can match without the literal in the match: both must then stand in the line", error=False
+        )
 
 
 def _holds(s: Signature) -> bool:
@@ -180,7 +225,7 @@ def _plain(tree: Any) -> str | None:
 
 
 def unsafe(tree: Any, depth: int = 0) -> list[str]:
-    """Why an expression could take more than linear or square time: endless repeats inside endless repeats, or in a row."""
+    """Why an expression could take more than square time: endless repeats inside endless repeats, or in a row."""
     faults: list[str] = []
     wide = 0
     for op, arg in tree:

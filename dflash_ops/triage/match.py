@@ -1,4 +1,4 @@
-"""Which kinds stand in a record: literal first, then the regular expression, then what must and must not stand beside it."""
+"""Which kinds stand in a record: the literal, then the regular expression, then what must (not) stand beside it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from dflash_ops.triage.types import Finding, Line, Record, Segment
 
 #: Words before a match, in its own sentence, that make the sentence advice or a guess.
 _CONDITIONAL = re.compile(
-    r"\b(?:if|when(?:ever)?|in case|unless|e\.g\.|for example|such as|could|might|may|potential|possibl[ey]|probably|typically|usually|"
-    r"sometimes|consider|try|avoid|prevent|would|can (?:cause|lead|result)|tip|hint|note|see|docs?|documentation)\b", re.I)
+    r"\b(?:if|when(?:ever)?|in case|unless|e\.g\.|for example|such as|could|might|may|potential"
+    r"|possibl[ey]|probably|typically|usually|"
+    r"sometimes|consider|try|avoid|prevent|would|can (?:cause|lead|result)|tip|hint|note|see|docs?|documentation)\b",
+    re.IGNORECASE,
+)
 _SENTENCE = re.compile(r"[.;!?]\s+|\(\d\)\s|\s-\s\(|\n")
 _CACHE = 20_000
 
@@ -44,7 +47,7 @@ class Matcher:
         return bool(self.candidates(text))
 
     def spans_literal(self, left: str, right: str) -> bool:
-        """Whether a literal of 10 characters or more, or a whole signature, stands across the border of two texts only."""
+        """Whether a literal of 10 characters or more, or a whole signature, stands across the border only."""
         end, begin = left[-400:], right[:400]
         both = end + begin
         for i in self.candidates(both):
@@ -56,9 +59,12 @@ class Matcher:
                 at = both.find(literal)
                 if 0 <= at < len(end) < at + len(literal) and literal not in end and literal not in begin:
                     return True
-            elif find(signature, end) is None and find(signature, begin) is None and (found := find(signature, both)) is not None:
-                if found[0] < len(end):
-                    return True
+            elif (
+                find(signature, end) is None
+                and find(signature, begin) is None
+                and (found := find(signature, both)) is not None
+            ) and found[0] < len(end):
+                return True
         return False
 
     def record(self, record: Record, tags: frozenset[str], extra: str = "") -> Iterator[Finding]:
@@ -98,7 +104,6 @@ class Matcher:
                     stamp=line.stamp,
                 )
 
-
     def progress(self, line: Line, source: int) -> Iterator[Finding]:
         """Findings of a progress line (`loss nan`)."""
         for i in self.candidates(line.body):
@@ -109,15 +114,14 @@ class Matcher:
                 continue
             kind = self.playbooks.kinds[signature.kind]
             record = Record("loose", line.stream, line.no, line.no, source, lines=[line], rank=line.rank)
-            yield Finding(kind, signature, record, line, signature.role or kind.role, source, entity=match[1], rank=line.rank)
+            yield Finding(
+                kind, signature, record, line, signature.role or kind.role, source, entity=match[1], rank=line.rank
+            )
 
 
 def find(signature: Signature, text: str) -> tuple[int, str | None] | None:
     """Where the signature begins in a line, and its entity; None where it does not stand there."""
-    if signature.ignore_case:
-        at = text.lower().find(signature.literal.lower())
-    else:
-        at = text.find(signature.literal)
+    at = text.lower().find(signature.literal.lower()) if signature.ignore_case else text.find(signature.literal)
     if at < 0:
         return None
     entity: str | None = None

@@ -7,6 +7,7 @@ must pass the highest step that stood before the error.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 
@@ -21,7 +22,9 @@ _MIXED = 8  # steps that it takes in a run with other new text between them
 class _Run:
     numbers: list[int] = field(default_factory=list)
     steps: list[float | None] = field(default_factory=list)
-    others: list[int] = field(default_factory=list)  # numbers of lines between that are neither progress nor seen before
+    others: list[int] = field(
+        default_factory=list
+    )  # numbers of lines between that are neither progress nor seen before
 
 
 @dataclass
@@ -87,9 +90,9 @@ class Progress:
         return any(self._went_on(self._writers[name], record) for name in names if name in self._writers)
 
     def _went_on(self, writer: _Writer, record: Record) -> bool:
-        if record.soft or record.form in ("loose", "headless"):
-            if writer.done and writer.done[-1] > record.last:
-                return True
+        light = record.soft or record.form in ("loose", "headless")
+        if light and writer.done and writer.done[-1] > record.last:
+            return True
         enough = self._needed(record)
         at = bisect_left(writer.numbers, record.first)
         before = writer.highest[at - 1] if at else None
@@ -104,7 +107,9 @@ class Progress:
             ahead = {s for s in distinct if before is None or s > before}
             if len(ahead) + sum(1 for s in after if s is None) >= need:
                 return True
-            if len(distinct) >= max(6, need) and all(b >= a for a, b in zip(after, after[1:], strict=False) if a is not None and b is not None):
+            if len(distinct) >= max(6, need) and all(
+                b >= a for a, b in itertools.pairwise(after) if a is not None and b is not None
+            ):
                 return True
         return False
 

@@ -15,18 +15,36 @@ _RANK_FIELD = re.compile(r"^\s*rank\s*:\s*(\d+) \(local_rank: (\d+)\)")
 _ERROR_FILE = re.compile(r"error_file\s*:\s*(/\S+)")
 _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 SUMMARY_WORDS = (
-    "(exitcode:", "exitcode  :", "error_file", "ChildFailedError", "FAILED", "Signal ", "Root Cause", "traceback :",
-    "exited with", "exit status", "died with", "Killed", "Aborted", "core dumped", "Segmentation fault", "got signal",
+    "(exitcode:",
+    "exitcode  :",
+    "error_file",
+    "ChildFailedError",
+    "FAILED",
+    "Signal ",
+    "Root Cause",
+    "traceback :",
+    "exited with",
+    "exit status",
+    "died with",
+    "Killed",
+    "Aborted",
+    "core dumped",
+    "Segmentation fault",
+    "got signal",
 )
 _BOX = re.compile(r"^\s*[│┃]\s?(?P<inner>.*?)\s*[│┃]?\s*$")
 _BOX_FRAME = re.compile(r"^(?P<path>/?[\w./~-]+\.py):(?P<n>\d+) in (?P<f>\S+)\s*$")
 _CALLSTACK = re.compile(r'"py_callstack": "((?:[^"\\]|\\.)*)')
 _FENCE = re.compile(r"^\s*(?:```|~~~)")
 SAMPLE = re.compile(
-    r"^\W*(?:\[?\w{0,12}\]?\s)?(?:sample|samples|generated|generation|completion|completions|prompt|response|answer|output text|model output|assistant|decoded|prediction|text)"
-    r"\b[\w \t#/().-]{0,30}[:=>]", re.I)
+    r"^\W*(?:\[?\w{0,12}\]?\s)?(?:sample|samples|generated|generation|completion|completions|prompt"
+    r"|response|answer|output text|model output|assistant|decoded|prediction|text)"
+    r"\b[\w \t#/().-]{0,30}[:=>]",
+    re.IGNORECASE,
+)
 ERRORISH = re.compile(
-    r"[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Full|Empty|OutOfResources|Timeout|Hit)\b|\b[Ee]rror\b|\bERROR\b|what\(\)|[Ff]ailed|FAILED|[Ff]atal|NCCL WARN|terminate"
+    r"[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Full|Empty|OutOfResources|Timeout|Hit)\b|\b[Ee]rror\b"
+    r"|\bERROR\b|what\(\)|[Ff]ailed|FAILED|[Ff]atal|NCCL WARN|terminate"
 )
 
 
@@ -100,7 +118,7 @@ def unbox(lines: list[Line]) -> list[Line]:
 
 
 def embedded(lines: list[Line]) -> Iterator[Line]:
-    """Lines with JSON opened: docker's `{"log": ...}`, a logger's JSON object, torch's `"py_callstack": "Traceback..."`."""
+    """Lines with JSON opened: docker's `{"log": ...}`, torch's `"py_callstack": "Traceback..."`."""
     for line in lines:
         text = line.body
         if text.startswith('{"log":') and text.rstrip().endswith("}"):

@@ -28,18 +28,24 @@ _CARETS = re.compile(r"^\s*[\^~ ]*[\^~][\^~ ]*$")
 _REPEATED = re.compile(r"^\s*\[Previous line repeated \d+ more times?\]")
 _NESTED = re.compile(r"Original Traceback|\(RANK \d+\)|traceback :")
 _INNER_HINT = re.compile(
-    r'RemoteTraceback|^\s*"""|in a subprocess:|RayTaskError|Caught \w+ in |CheckpointException|the following traceback|from user code|worker (?:process|thread)'
+    r'RemoteTraceback|^\s*"""|in a subprocess:|RayTaskError|Caught \w+ in |CheckpointException'
+    r"|the following traceback|from user code|worker (?:process|thread)"
 )
 _GROUP_MARGIN = re.compile(r"^\s*[|+](?:-[-+]*(?: [\d.]+ -+)?)?\s?")
 _GROUP_BREAK = re.compile(r"^\s*\+-[-+]*(?: ?[\d.]+ -+|-+)\s*$")
-_FAULT = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+(?: \[[^\]]*\])? \(most recent call first\):|^Stack \(most recent call first\):")
+_FAULT = re.compile(
+    r"^(?:Current thread|Thread) 0x[0-9a-f]+(?: \[[^\]]*\])? \(most recent call first\):"
+    r"|^Stack \(most recent call first\):"
+)
 _PYSPY = re.compile(r"^Thread (?:0x)?[0-9A-Fa-f]+ \((?:active|idle|active\+gil|idle\+gil)[^)]*\)(?:: .*)?$")
 _PYSPY_FRAME = re.compile(r"^\s+(?P<f>[\w<>.]+) \((?P<path>[^():]+):(?P<n>\d+)\)\s*$")
 _RANK = re.compile(r"\(RANK (\d+)\)")
 #: A log line of its own: ends a message.
 _OWN_LINE = re.compile(
-    r"^(?:\[[EWIF]\d{3,4} |[EWIF]\d{4} \d\d:|\*{3}|-{6}|={6}|frame #\d|terminate called|Fatal Python error|srun: |slurmstepd: |Root Cause|"
-    r"Exception raised from |Set the environment variable |wandb: |NVRM: |(?:ERROR|WARNING|INFO|CRITICAL|DEBUG)[:\s]|[\w.@-]{1,40}[:~][\w/~.-]{0,80}[#$] |"
+    r"^(?:\[[EWIF]\d{3,4} |[EWIF]\d{4} \d\d:|\*{3}|-{6}|={6}|frame #\d|terminate called"
+    r"|Fatal Python error|srun: |slurmstepd: |Root Cause|"
+    r"Exception raised from |Set the environment variable |wandb: |NVRM: |(?:ERROR|WARNING|INFO"
+    r"|CRITICAL|DEBUG)[:\s]|[\w.@-]{1,40}[:~][\w/~.-]{0,80}[#$] |"
     r"C\+\+ CapturedTraceback|_{6}|\x60{3})"
 )
 _MESSAGE_LIMIT = 60
@@ -151,12 +157,17 @@ class TracebackParser:
         return True
 
     def _title(self, record: Record, line: Line, lead: str) -> None:
-        """What stands just before a traceback: a thread's name, "Exception ignored in", a hook that failed, a logger."""
+        """What stands just before a traceback: a thread, "Exception ignored in", a hook that failed, a logger."""
         for x in reversed([x for x in self._before[-3:] if line.no - x.no <= 4]):
             text = x.body.strip()
             if not text:
                 continue
-            telling = THREAD.search(text) or IGNORED.search(text) or "Original exception was" in text or "sys.excepthook" in text
+            telling = (
+                THREAD.search(text)
+                or IGNORED.search(text)
+                or "Original exception was" in text
+                or "sys.excepthook" in text
+            )
             if IGNORED.search(text):
                 record.noise = True
             if telling and record.title_line is None:
@@ -228,7 +239,7 @@ class TracebackParser:
         return True
 
     def _headless(self, line: Line, body: str) -> bool:
-        """An exception's line whose traceback is not in the text: its message lines and its chain are read all the same."""
+        """An exception's line whose traceback is not in the text: its message and its chain are read all the same."""
         match = EXCEPTION.match(body)
         if match is None or not match["message"] or match["type"].endswith("Warning"):
             return False
@@ -320,7 +331,12 @@ class TracebackParser:
             self._close(cut=False)
             return False
         indented = body[:1] in (" ", "\t", "│") or len(body) - len(body.lstrip()) > now.indent
-        if now.blank and not indented and not _INNER_HINT.search(body) and not stripped.startswith(('"""', "from user code", "Set TORCH")):
+        if (
+            now.blank
+            and not indented
+            and not _INNER_HINT.search(body)
+            and not stripped.startswith(('"""', "from user code", "Set TORCH"))
+        ):
             self._close(cut=False)
             return False
         if not indented and now.segment.message and EXCEPTION.match(stripped) and "Caught " not in now.segment.message:

@@ -85,7 +85,9 @@ def compile_playbooks(documents: Iterable[Mapping[str, Any]]) -> Playbooks:
         family = str(document.get("family", "?"))
         schema = document.get("schema", 1)
         if schema != 1:
-            raise ContractError(f"playbook {family!r} has schema {schema!r}", family, "install the dflash-ops that knows it")
+            raise ContractError(
+                f"playbook {family!r} has schema {schema!r}", family, "install the dflash-ops that knows it"
+            )
         for table in document.get("kind", ()):
             kind = _kind(family, table)
             kinds[kind.id] = kind
@@ -102,7 +104,9 @@ def _kind(family: str, table: Mapping[str, Any]) -> Kind:
     for entry in table.get("signature", ()):
         literal = entry.get("literal")
         if not isinstance(literal, str) or not literal:
-            raise ContractError("a signature has no literal", where, "write literal = \"...\": text that stands in the line as it is")
+            raise ContractError(
+                "a signature has no literal", where, 'write literal = "...": text that stands in the line as it is'
+            )
         signatures.append(
             Signature(
                 kind=name,

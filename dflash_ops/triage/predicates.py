@@ -1,15 +1,26 @@
-"""What a regular expression cannot say about a match. Each answers True, False, or None where the text does not tell."""
+"""What a regular expression cannot say about a match: True, False, or None where the text does not tell."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 
 from dflash_ops.triage.case import Case
 from dflash_ops.triage.types import Finding
 
-_UNITS = {"B": 1.0, "bytes": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
-          "KiB": 1024.0, "MiB": 1024.0**2, "GiB": 1024.0**3, "TiB": 1024.0**4}
+_UNITS = {
+    "B": 1.0,
+    "bytes": 1.0,
+    "KB": 1e3,
+    "MB": 1e6,
+    "GB": 1e9,
+    "TB": 1e12,
+    "KiB": 1024.0,
+    "MiB": 1024.0**2,
+    "GiB": 1024.0**3,
+    "TiB": 1024.0**4,
+}
 _SIZE = r"(\d[\d,]*(?:\.\d+)?)\s*([KMGT]i?B|bytes|B)\b"
 _TRIED = re.compile(r"[Tt]ried to allocate\s+" + _SIZE)
 _CAPACITY = re.compile(r"total capac(?:i)?ty of\s+" + _SIZE + r"|" + _SIZE + r" total capacity")
@@ -20,15 +31,24 @@ _ALLOCATED = re.compile(r"allocated memory\s+" + _SIZE + r" is allocated by PyTo
 _RESERVED = re.compile(_SIZE + r" is reserved by PyTorch but unallocated")
 _RESERVED_TOTAL = re.compile(_SIZE + r" reserved in total")
 _SHAPE = re.compile(r"\[\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*\]")
-_ATTENTION = re.compile(r"attention|attn|sdpa|\bqk\b|scores?\b.*matmul|softmax", re.I)
-_NOT_ATTENTION = re.compile(r"cross_entropy|logsumexp|log_softmax|entropy|lm_head|logits|optim|\.step\(|all_gather|load_state_dict|from_pretrained|embedding", re.I)
+_ATTENTION = re.compile(r"attention|attn|sdpa|\bqk\b|scores?\b.*matmul|softmax", re.IGNORECASE)
+_NOT_ATTENTION = re.compile(
+    r"cross_entropy|logsumexp|log_softmax|entropy|lm_head|logits|optim|\.step\(|all_gather|load_state_dict|from_pretrained|embedding",
+    re.IGNORECASE,
+)
 _WATCHDOG = re.compile(
-    r"(?:\[(?:PG[^\]]*?GUID (?P<pg>[\w()]+)[^\]]*?|PG (?P<pg2>\d+)[^\]]*?)?[Rr]ank (?P<rank>\d+)\])?[^\[]{0,40}Watchdog caught collective operation timeout: "
+    r"(?:\[(?:PG[^\]]*?GUID (?P<pg>[\w()]+)[^\]]*?|PG (?P<pg2>\d+)[^\]]*?)?[Rr]ank (?P<rank>\d+)\])"
+    r"?[^\[]{0,40}Watchdog caught collective operation timeout: "
     r"WorkNCCL\(SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?"
 )
+#: Collectives whose size must be the same on every rank.
+_SAME_SIZE = frozenset(("ALLREDUCE", "BROADCAST", "ALLGATHER", "REDUCE_SCATTER"))
 _GONE = re.compile(
-    r"exitcode\s*:?\s*-?\d+|died with|Connection (?:reset|closed) by peer|Broken pipe|remote process (?:exited|exiting)|peer \w+ (?:died|lost|exited)|"
-    r"Signal \d+ \(SIG|failed \(exitcode|NCCL communicator was aborted|socket.*closed", re.I)
+    r"exitcode\s*:?\s*-?\d+|died with|Connection (?:reset|closed) by peer|Broken pipe"
+    r"|remote process (?:exited|exiting)|peer \w+ (?:died|lost|exited)|"
+    r"Signal \d+ \(SIG|failed \(exitcode|NCCL communicator was aborted|socket.*closed",
+    re.IGNORECASE,
+)
 
 
 def size(match: re.Match[str] | None) -> float | None:
@@ -36,7 +56,7 @@ def size(match: re.Match[str] | None) -> float | None:
     if match is None:
         return None
     groups = [g for g in match.groups() if g is not None]
-    for number, unit in zip(groups, groups[1:], strict=False):
+    for number, unit in itertools.pairwise(groups):
         if unit in _UNITS:
             try:
                 return float(number.replace(",", "")) * _UNITS[unit]
@@ -59,7 +79,9 @@ def dense_attention_allocation(finding: Finding, case: Case) -> bool | None:
     near = "\n".join(f"{f.function} {f.code}" for f in frames[-6:])
     attention = bool(_ATTENTION.search(near)) or any("attention" in f.path.lower() for f in frames[-4:])
     other = bool(_NOT_ATTENTION.search("\n".join(f"{f.function} {f.code}" for f in frames[-2:])))
-    shapes = [tuple(int(g) for g in m.groups()) for t in case.texts for line in t.lines for m in _SHAPE.finditer(line.text)]
+    shapes = [
+        tuple(int(g) for g in m.groups()) for t in case.texts for line in t.lines for m in _SHAPE.finditer(line.text)
+    ]
     given = case.context.get("attention_shape")
     if isinstance(given, (list, tuple)) and len(given) == 4:
         shapes.append((int(given[0]), int(given[1]), int(given[2]), int(given[3])))
@@ -70,14 +92,22 @@ def dense_attention_allocation(finding: Finding, case: Case) -> bool | None:
         for width in (1, 2, 4):
             want = product * width
             # "328 GB" is told for 320 GiB: units are mixed up by people and by tools
-            if want > 2**30 and any(abs(t - want) <= 0.1 * want for t in (tried, tried / 1e9 * 2**30, tried / 2**30 * 1e9)):
-                finding.why.append(f"the request equals a dense {list(shape)} matrix of {width}-byte numbers within 10 %")
+            if want > 2**30 and any(
+                abs(t - want) <= 0.1 * want for t in (tried, tried / 1e9 * 2**30, tried / 2**30 * 1e9)
+            ):
+                finding.why.append(
+                    f"the request equals a dense {list(shape)} matrix of {width}-byte numbers within 10 %"
+                )
                 return True
     capacity = size(_CAPACITY.search(text))
     if capacity is not None and tried > capacity and not (other and not attention):
         finding.why.append("one request is larger than the whole device: no batch does that, a dense score matrix does")
         return True
-    if tried >= 20 * 2**30 and (attention or case.says("flex_attention called without torch.compile()", "recompile_limit")) and not other:
+    if (
+        tried >= 20 * 2**30
+        and (attention or case.says("flex_attention called without torch.compile()", "recompile_limit"))
+        and not other
+    ):
         finding.why.append("tens of GiB in one request of an attention call")
         return True
     if tried >= 120 * 2**30 and capacity is None and not other:
@@ -120,6 +150,25 @@ def memory_held_by_other_process(finding: Finding, case: Case) -> bool | None:
 
 def collectives_differ(finding: Finding, case: Case) -> bool | None:
     """Ranks of one group that timed out in different collectives. Several groups without a name cannot be compared."""
+    if "mismatch between collectives" in finding.record.text.lower():
+        return True
+    compared = False
+    for ranks in _watchdogs(case).values():
+        if len(ranks) < 2 or any(len(calls) != 1 for calls in ranks.values()):
+            continue
+        compared = True
+        first = {rank: calls[0] for rank, calls in ranks.items()}
+        ops, numbers = {c[0] for c in first.values()}, {c[1] for c in first.values()}
+        numels = {c[2] for c in first.values() if c[2] is not None}
+        if len(ops) > 1 or len(numbers) > 1 or (len(numels) > 1 and ops & _SAME_SIZE):
+            said = ", ".join(f"rank {r}: {c[0]} #{c[1]}" for r, c in sorted(first.items()))
+            finding.why.append(f"ranks wait in different collectives: {said}")
+            return True
+    return False if compared else None
+
+
+def _watchdogs(case: Case) -> dict[str, dict[int, list[tuple[str, str, str | None]]]]:
+    """For each group and rank the calls that its watchdog named: (collective, sequence number, size)."""
     seen: dict[str, dict[int, list[tuple[str, str, str | None]]]] = {}
     for text in case.texts:
         for line in text.lines:
@@ -128,25 +177,11 @@ def collectives_differ(finding: Finding, case: Case) -> bool | None:
             rank = int(match["rank"]) if match["rank"] is not None else line.rank
             if rank is None:
                 continue
-            group = match["pg"] or match["pg2"] or ""
-            calls = seen.setdefault(group, {}).setdefault(rank, [])
+            calls = seen.setdefault(match["pg"] or match["pg2"] or "", {}).setdefault(rank, [])
             call = (match["op"], match["seq"], match["numel"])
             if call not in calls:
                 calls.append(call)
-    if "mismatch between collectives" in finding.record.text.lower():
-        return True
-    compared = False
-    for ranks in seen.values():
-        if len(ranks) < 2 or any(len(calls) != 1 for calls in ranks.values()):
-            continue
-        compared = True
-        calls = {rank: c[0] for rank, c in ranks.items()}
-        ops, numbers = {c[0] for c in calls.values()}, {c[1] for c in calls.values()}
-        numels = {c[2] for c in calls.values() if c[2] is not None}
-        if len(ops) > 1 or len(numbers) > 1 or (len(numels) > 1 and ops & {"ALLREDUCE", "BROADCAST", "ALLGATHER", "REDUCE_SCATTER"}):
-            finding.why.append("ranks wait in different collectives: " + ", ".join(f"rank {r}: {c[0]} #{c[1]}" for r, c in sorted(calls.items())))
-            return True
-    return False if compared else None
+    return seen
 
 
 def peer_lost(finding: Finding, case: Case) -> bool | None:
@@ -163,9 +198,17 @@ def fx_threads(finding: Finding, case: Case) -> bool | None:
         return False
     if case.context.get("threads") is not None:
         return bool(case.context["threads"]) or None
-    if any(f.path.endswith("threading.py") or "_bootstrap_inner" in f.function for s in finding.record.segments for f in s.frames):
+    if any(
+        f.path.endswith("threading.py") or "_bootstrap_inner" in f.function
+        for s in finding.record.segments
+        for f in s.frames
+    ):
         return True
-    return True if "Exception in thread" in finding.record.title or case.says("Exception in thread Thread-", "(_worker)") else None
+    return (
+        True
+        if "Exception in thread" in finding.record.title or case.says("Exception in thread Thread-", "(_worker)")
+        else None
+    )
 
 
 def fx_nesting(finding: Finding, case: Case) -> bool | None:
@@ -173,9 +216,16 @@ def fx_nesting(finding: Finding, case: Case) -> bool | None:
     if version is not None and version >= (2, 14):
         return True
     frames = [f for s in finding.record.segments for f in s.frames]
-    if any("utils/checkpoint.py" in f.path and f.function in ("unpack_hook", "recompute_fn", "_run_fn_with_dynamo_disabled") for f in frames):
+    if any(
+        "utils/checkpoint.py" in f.path
+        and f.function in ("unpack_hook", "recompute_fn", "_run_fn_with_dynamo_disabled")
+        for f in frames
+    ):
         return None if fx_threads(finding, case) else True
-    if any("make_fx" in f.function or "proxy_tensor.py" in f.path or f.path.endswith("fx/_symbolic_trace.py") for f in frames):
+    if any(
+        "make_fx" in f.function or "proxy_tensor.py" in f.path or f.path.endswith("fx/_symbolic_trace.py")
+        for f in frames
+    ):
         return True
     return False if fx_threads(finding, case) else None
 
@@ -185,7 +235,11 @@ def leaves_differ(finding: Finding, case: Case) -> bool | None:
     if finding.record.form != "group":
         return None
     leaves = [s for s in finding.record.segments if s.exception and "Group" not in s.exception]
-    kinds = {f.kind.id for f in case.findings if f.record is finding.record and f.segment in leaves and f.kind.id != finding.kind.id}
+    kinds = {
+        f.kind.id
+        for f in case.findings
+        if f.record is finding.record and f.segment in leaves and f.kind.id != finding.kind.id
+    }
     unknown = [s for s in leaves if not any(f.segment is s for f in case.findings)]
     return len(kinds) != 1 or bool(unknown)
 

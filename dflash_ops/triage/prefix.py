@@ -12,7 +12,9 @@ _Match = re.Match[str]
 
 def _rank(line: Line, match: _Match) -> None:
     line.rank = int(match["n"])
-    line.stream = match["role"] + match["n"] if match["role"] not in ("rank", "default", "Rank") else f"rank{match['n']}"
+    line.stream = (
+        match["role"] + match["n"] if match["role"] not in ("rank", "default", "Rank") else f"rank{match['n']}"
+    )
 
 
 def _labelled(line: Line, match: _Match) -> None:
@@ -62,24 +64,47 @@ _TABLE: tuple[tuple[str, Callable[[Line, _Match], None], str], ...] = (
     ("[", _rank, r"\[(?P<role>[A-Za-z_][A-Za-z_-]{0,30}?)(?P<n>\d{1,5})\]:\x20?(?=.)"),
     ("[", _labelled, r"\[\d{1,3},(?P<n>\d{1,5})\]<std(?:err|out|diag)>:\x20?"),
     ("(", _actor, r"\((?P<who>[\w][\w .:+-]{0,60}?)\s+pid=(?P<n>\d+)(?:, ip=[\d.:a-f]+)?(?:, [\w =]{1,30})?\)\x20?"),
-    ("0123456789[(", _stamp,
-     r"[\[(]?(?P<y>\d{4})[-/](?P<mo>\d\d)[-/](?P<d>\d\d)[T ](?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?:[.,:](?P<f>\d{1,9}))?"
-     r"(?:Z|\x20?[+-]\d\d:?\d\d|\x20UTC)?(?:[\])](?:\x20|:\x20?)?|,?\x20(?:-\x20|\|\x20)?|:\x20|(?=$))"),
-    ("0123456789[", _stamp,
-     r"\[?(?P<y>)(?P<mo>\d\d)[-/](?P<d>\d\d) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?:[.,](?P<f>\d{1,9}))?\]?\x20(?:-\x20)?"),
-    ("0123456789[", _stamp,
-     r"\[?(?P<y>)(?P<mo>)(?P<d>)(?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?:[.,](?P<f>\d{1,9}))?\]?\x20(?:-\x20|\|\x20)?"),
+    (
+        "0123456789[(",
+        _stamp,
+        r"[\[(]?(?P<y>\d{4})[-/](?P<mo>\d\d)[-/](?P<d>\d\d)[T ](?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)"
+        r"(?:[.,:](?P<f>\d{1,9}))?"
+        r"(?:Z|\x20?[+-]\d\d:?\d\d|\x20UTC)?(?:[\])](?:\x20|:\x20?)?|,?\x20(?:-\x20|\|\x20)?|:\x20|(?=$))",
+    ),
+    (
+        "0123456789[",
+        _stamp,
+        r"\[?(?P<y>)(?P<mo>\d\d)[-/](?P<d>\d\d) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)"
+        r"(?:[.,](?P<f>\d{1,9}))?\]?\x20(?:-\x20)?",
+    ),
+    (
+        "0123456789[",
+        _stamp,
+        r"\[?(?P<y>)(?P<mo>)(?P<d>)(?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?:[.,](?P<f>\d{1,9}))?\]?\x20(?:-\x20|\|\x20)?",
+    ),
     ("[", _kernel, r"\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] "),
     ("[", _kernel, r"\[\s{0,6}(?P<up>\d{1,9}\.\d{6})\] (?:\[\s*[TC]?\d+\] )?"),
     ("JFMASOND", _kernel, r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,80} kernel: "),
     ("k", _kernel, r"kernel: (?=\S)"),
     ("JFMASOND", _nothing, r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,80} (?=[\w./@-]{1,60}(?:\[\d+\])?: )"),
-    ("[", _c10d,
-     r"\[(?P<level>[EWIF])\d{0,4}(?: [\d:.]+)? [\w./-]+:\d+\] (?:\[c10d\] )?(?:\[(?:PG[^\]]{0,160}?)?[Rr]ank (?P<n>\d+)\]:?\s)?"),
-    ("EWIF", _c10d, r"(?P<level>[EWIF])\d{4} \d\d:\d\d:\d\d(?:\.\d+)?\s+\d+ \S+:\d+\] (?:\[\w+(?:/\w+)*\] )?(?P<n>(?!))?"),
+    (
+        "[",
+        _c10d,
+        r"\[(?P<level>[EWIF])\d{0,4}(?: [\d:.]+)? [\w./-]+:\d+\] (?:\[c10d\] )"
+        r"?(?:\[(?:PG[^\]]{0,160}?)?[Rr]ank (?P<n>\d+)\]:?\s)?",
+    ),
+    (
+        "EWIF",
+        _c10d,
+        r"(?P<level>[EWIF])\d{4} \d\d:\d\d:\d\d(?:\.\d+)?\s+\d+ \S+:\d+\] (?:\[\w+(?:/\w+)*\] )?(?P<n>(?!))?",
+    ),
     ("EWICDF", _level, r"(?P<level>ERROR|WARNING|INFO|CRITICAL|DEBUG|FATAL):[\w.]{1,100}:"),
     (">", _nothing, r"> ?"),
-    ("0123456789", _labelled, r"(?P<n>\d{1,4}): (?=\s*(?:File \"|Traceback|\w+(?:\.\w+)*(?:Error|Exception)|\[|\d{4}-|[EWIF]\d{4} | ))"),
+    (
+        "0123456789",
+        _labelled,
+        r"(?P<n>\d{1,4}): (?=\s*(?:File \"|Traceback|\w+(?:\.\w+)*(?:Error|Exception)|\[|\d{4}-|[EWIF]\d{4} | ))",
+    ),
 )
 _COMPILED = tuple((frozenset(first), remember, re.compile(pattern)) for first, remember, pattern in _TABLE)
 _COMPOSE = re.compile(r"(?P<who>[A-Za-z][\w.-]{0,50}?[-_.]?\d{0,4})\s{1,20}\| (?=\S|\s{2,})")
@@ -119,7 +144,11 @@ class Learned:
         if match is None or match.start() < 3:
             return
         prefix = body[: match.start()]
-        if prefix.isspace() or len(prefix) > 200 or prefix.rstrip().endswith(("traceback :", "Original", "|", "+", '"')):
+        if (
+            prefix.isspace()
+            or len(prefix) > 200
+            or prefix.rstrip().endswith(("traceback :", "Original", "|", "+", '"'))
+        ):
             return
         if "Exception Group" in prefix or "│" in prefix:
             return
@@ -134,7 +163,11 @@ class Learned:
             pattern = _shape(shape)
             if (match := pattern.match(line.body)) is not None:
                 if not line.stream:
-                    line.stream = f"~{match.group().strip()[-60:]}" if _DIGITS.search(shape) is None else "~" + shape.strip()[-40:]
+                    line.stream = (
+                        f"~{match.group().strip()[-60:]}"
+                        if _DIGITS.search(shape) is None
+                        else "~" + shape.strip()[-40:]
+                    )
                 line.body = line.body[match.end() :]
                 return
 
@@ -151,7 +184,9 @@ def _shape(shape: str) -> re.Pattern[str]:
             _SHAPES.clear()
         bare = shape.rstrip(" ")
         tail = len(shape) - len(bare)
-        _SHAPES[shape] = re.compile(r"\d+".join(re.escape(p) for p in bare.split("0")) + (f" {{0,{tail}}}" if tail else ""))
+        _SHAPES[shape] = re.compile(
+            r"\d+".join(re.escape(p) for p in bare.split("0")) + (f" {{0,{tail}}}" if tail else "")
+        )
     return _SHAPES[shape]
 
 

@@ -1,4 +1,4 @@
-"""Progress lines of several dialects: ours, HF Trainer dicts, tqdm, torchtitan, nanoGPT, Megatron, and a job's own pattern."""
+"""Progress lines: ours, HF Trainer dicts, tqdm, torchtitan, nanoGPT, Megatron, and a job's own pattern."""
 
 from __future__ import annotations
 
@@ -13,22 +13,39 @@ _VALUE = r"(?:loss|lr|ppl|acc|grad_?norm|tok/s|tokens?/s|it/s|s/it|time|mfu|spee
 _HF_DICT = re.compile(r"^\s*\{'(?:loss|train_loss|eval_loss|grad_norm|train_runtime|eval_runtime)': .*\}\s*$")
 _HF_EPOCH = re.compile(r"'epoch': '?(?P<step>\d+(?:\.\d+)?)'?")
 _TQDM = re.compile(
-    r"(?P<step>[\d,.]+)(?P<k>[kM]?)/[\d,.]+[kMG]?\s*\[(?:(?:\d+ days?, )?\d*\d:\d\d(?::\d\d)?)<[^\]]*?(?:it/s|s/it|/s)?[^\]]*\]?"
+    r"(?P<step>[\d,.]+)(?P<k>[kM]?)/[\d,.]+[kMG]?\s*\[(?:(?:\d+ days?, )?\d*\d:\d\d(?::\d\d)?)"
+    r"<[^\]]*?(?:it/s|s/it|/s)?[^\]]*\]?"
 )
 _TITAN = re.compile(rf"\bstep:\s*{_N}\b.{{0,40}}\bloss:\s*[-\d.na]+")
-_NANOGPT = re.compile(rf"^(?:iter|step) {_N}: (?:train )?loss ", re.I)
-_MEGATRON = re.compile(rf"\biteration\s+{_N}\s*/\s*\d+ \|", re.I)
+_NANOGPT = re.compile(rf"^(?:iter|step) {_N}: (?:train )?loss ", re.IGNORECASE)
+_MEGATRON = re.compile(rf"\biteration\s+{_N}\s*/\s*\d+ \|", re.IGNORECASE)
 _GENERIC = re.compile(
-    rf"(?:^|[\s\[|(,:])(?:global[_ ]?step|training step|train step|step|iteration|iter|it|batch|update|num_updates|epoch)s?\b\s*[:=#\[(]?\s*{_N}"
-    rf"(?:\s*(?:/|of)\s*\d[\d,_]*)?.{{0,300}}?\b{_VALUE}\b", re.I)
-_EPOCH_STEP = re.compile(r"\bepoch\s*[:=\[]?\s*\[?\d+\]?(?:\s*/\s*\d+)?.{0,30}?\[\s*(?P<step>\d+)\s*/\s*\d+\].{0,200}?\b(?:loss|lr|time)\b", re.I)
-_BY_NAME = {"torchtitan": _TITAN, "nanogpt": _NANOGPT, "megatron": _MEGATRON, "tqdm": _TQDM, "epoch": _EPOCH_STEP, "step": _GENERIC}
-_NO_TRAINING = re.compile(r"^.{0,60}?(?:Loading|Fetching|Download|Tokeniz|Map\b|Filter|Generating .* split|Saving)|shards", re.I)
+    rf"(?:^|[\s\[|(,:])(?:global[_ ]?step|training step|train step|step|iteration|iter|it|batch|update"
+    rf"|num_updates|epoch)s?\b\s*[:=#\[(]?\s*{_N}"
+    rf"(?:\s*(?:/|of)\s*\d[\d,_]*)?.{{0,300}}?\b{_VALUE}\b",
+    re.IGNORECASE,
+)
+_EPOCH_STEP = re.compile(
+    r"\bepoch\s*[:=\[]?\s*\[?\d+\]?(?:\s*/\s*\d+)?.{0,30}?\[\s*(?P<step>\d+)\s*/\s*\d+\].{0,200}?\b(?:loss|lr|time)\b",
+    re.IGNORECASE,
+)
+_BY_NAME = {
+    "torchtitan": _TITAN,
+    "nanogpt": _NANOGPT,
+    "megatron": _MEGATRON,
+    "tqdm": _TQDM,
+    "epoch": _EPOCH_STEP,
+    "step": _GENERIC,
+}
+_NO_TRAINING = re.compile(
+    r"^.{0,60}?(?:Loading|Fetching|Download|Tokeniz|Map\b|Filter|Generating .* split|Saving)|shards", re.IGNORECASE
+)
 _DONE = re.compile(
-    r"'train_runtime': |\bevent=finished\b|^\s*(?:\S+ ){0,8}?(?:[Tt]raining (?:is )?(?:finished|completed?|done|complete)\b|Finished [Tt]raining\b"
+    r"'train_runtime': |\bevent=finished\b|^\s*(?:\S+ ){0,8}?(?:[Tt]raining (?:is )?(?:finished"
+    r"|completed?|done|complete)\b|Finished [Tt]raining\b"
     r"|`Trainer\.fit` stopped: `max_(?:steps|epochs)=)"
 )
-_HINT = re.compile(r"step|iter|epoch|it/s|s/it|\]|'loss|update|batch|inish|omplete|done", re.I)
+_HINT = re.compile(r"step|iter|epoch|it/s|s/it|\]|'loss|update|batch|inish|omplete|done", re.IGNORECASE)
 _ERRORISH = re.compile(r"Error\b|Exception\b|Traceback|\bERROR\b|\bfailed\b|Watchdog|NCCL WARN|Timeout\(ms\)")
 
 

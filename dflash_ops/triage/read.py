@@ -18,6 +18,8 @@ from dflash_ops.triage.scan import Needles, Scan
 from dflash_ops.triage.types import Line, Record, Source
 
 _SLICE = 1 << 20
+#: Beginnings of kernel lines that were copied without their stamps.
+_KERNEL = ("NVRM: ", "Out of memory: Killed", "Memory cgroup out of memory:", "systemd-oomd[")
 
 
 def read(source: Source, index: int, matcher: Matcher, needles: Needles, own: ProgressPattern | None) -> Text:
@@ -98,9 +100,7 @@ def _prefixes(lines: list[Line], kernel: bool) -> None:
     for line in lines:
         peel(line)
         learned.learn(line.body)
-        if kernel:
-            line.kernel = True
-        elif line.body.startswith(("NVRM: ", "Out of memory: Killed", "Memory cgroup out of memory:", "systemd-oomd[")):
+        if kernel or line.body.startswith(_KERNEL):
             line.kernel = True
     strip_compose(lines)
     if learned:
@@ -150,11 +150,19 @@ def _loose(text: Text, fenced: set[int]) -> None:
             open_by.pop(line.stream, None)
             continue
         record = open_by.get(line.stream)
-        if record is not None and line.body[:1] in (" ", "\t") and len(record.lines) < 12 and not line.kernel and not line.after_gap:
+        if (
+            record is not None
+            and line.body[:1] in (" ", "\t")
+            and len(record.lines) < 12
+            and not line.kernel
+            and not line.after_gap
+        ):
             record.lines.append(line)
             record.last = line.no
             continue
-        record = Record("loose", line.stream, line.no, line.no, text.index, lines=[line], rank=line.rank, noise=line.no in fenced)
+        record = Record(
+            "loose", line.stream, line.no, line.no, text.index, lines=[line], rank=line.rank, noise=line.no in fenced
+        )
         open_by[line.stream] = record
         loose.append(record)
     text.records.extend(loose)

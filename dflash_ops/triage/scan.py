@@ -21,7 +21,9 @@ MAX_REPEATS = 3_000  # hits of one template
 MAX_LINE = 6_000  # bytes of one line that reach the slow stages
 _TEMPLATES = 60_000
 
-_DELETE = bytes(range(0x0A)) + bytes(range(0x0B, 0x0D)) + bytes(range(0x0E, 0x20)) + b"0123456789" + bytes(range(0x7F, 0x100))
+_DELETE = (
+    bytes(range(0x0A)) + bytes(range(0x0B, 0x0D)) + bytes(range(0x0E, 0x20)) + b"0123456789" + bytes(range(0x7F, 0x100))
+)
 _FOLD = bytes(b + 32 if 65 <= b <= 90 else (10 if b == 13 else b) for b in range(256))
 _ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)?|[ -/]*[0-Z\\^-~])")
 _WORD = re.compile(rb"[a-z_]{3,}")
@@ -275,7 +277,7 @@ def _split(block: bytes) -> list[bytes]:
 
 
 def _wrap_width(block: bytes) -> int:
-    """Width at which a whole block seems to be wrapped, 0 if it does not: no line is longer and many are just as long."""
+    """Width at which a whole block seems to be wrapped, else 0: no line is longer and many are just as long."""
     sizes = [len(line) for line in block.split(b"\n")]
     top = max(sizes)
     if not 40 <= top <= 400:

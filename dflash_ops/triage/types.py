@@ -92,7 +92,7 @@ class Record:
 
     `form`: traceback | headless (an exception's line without frames) | group (exception group) | stack (a dump without
     exception) | loose. `title`: the line just before it (a thread's name, a hook, a logger).
-    `soft`: caught, retried, ignored or logged as a warning. `noise`: never an anchor (`Exception ignored in`, model text).
+    `soft`: caught, retried, skipped. `noise`: never an anchor (`Exception ignored in`, model text).
     `cut`: its last line is not in the text.
     """
 

@@ -6,6 +6,7 @@ is no beginning, or where the two together complete a frame of a traceback or a 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -17,17 +18,21 @@ from dflash_ops.triage.types import Line
 #: Beginnings: a line that looks like this continues nothing.
 _BEGINS = re.compile(
     r"\s*(?:Traceback \(most|\[rank\d|\[default\d|\[[EWIF]\d{0,4} |[EWIF]\d{4} \d\d:|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d|"
-    r"(?:ERROR|WARNING|INFO|DEBUG|CRITICAL)\b|\(\w+ pid=|Exception in thread|During handling of|The above exception was|"
+    r"(?:ERROR|WARNING|INFO|DEBUG|CRITICAL)\b|\(\w+ pid=|Exception in thread|During handling of"
+    r"|The above exception was|"
     r"={8}|-{8}|\*{8}|frame #\d|dflash (?:step|stage|event)=|NVRM: |\[\s*\d+\.\d{6}\] |>>> |\$ |root@)"
     r'|\s*(?:[|+] )*File "(?=[^"]*(?:"|$))'
 )
 _FRAME = re.compile(r'File "[^"]{1,1000}", line \d{1,7}, in \S')
-_FRAME_OPEN = re.compile(r'^\s*(?:\[\w+\]:?\s*)?(?:[|] )*\s*File "(?:[^"]*$|[^"]+"(?:,(?: (?:l(?:i(?:n(?:e(?: (?:\d+(?:,(?: (?:in?)?)?)?)?)?)?)?)?)?)?)?$)')
+_FRAME_OPEN = re.compile(
+    r'^\s*(?:\[\w+\]:?\s*)?(?:[|] )*\s*File "(?:[^"]*$|[^"]+"(?:,(?: (?:l(?:i(?:n(?:e(?: (?:\d+(?:,(?:'
+    r" (?:in?)?)?)?)?)?)?)?)?)?)?)?$)"
+)
 _BOX = re.compile(r"^\s*[│|╭╰┃].*[│|╮╯┃]?\s*$")
 _WORDISH = re.compile(r"[\w./\-]")
 _RANKED = re.compile(r"\[(?:rank|default)\d+\]:\s?")
-_FLOWS_OUT = re.compile(r"[A-Za-z0-9_,/(\[ -]$")
-_FLOWS_IN = re.compile(r"[a-z0-9.,)\]_/]")
+_FLOWS_OUT = re.compile(r"[A-Za-z0-9_,/(\[ '\":=-]$")
+_FLOWS_IN = re.compile(r"[a-z0-9.,)\]_/]|-\w| (?! )\S")
 _ENDS = re.compile(r"[.:;!?]\s*$")
 _SNIPPET = 60  # lines
 _DIGITS = re.compile(r"\d+")
@@ -51,7 +56,7 @@ class Width:
             return
         self._starts = {_start(b) for a, b in zip(["", *texts], texts, strict=False) if len(a) != top and b.strip()}
         full = continued = inside = frames = flowing = 0
-        for text, after in zip(texts, texts[1:], strict=False):
+        for text, after in itertools.pairwise(texts):
             if len(text) != top or text.endswith("  ") or _BOX.match(text):
                 continue
             full += 1
@@ -95,7 +100,9 @@ def join(
     width = Width([line.text for line in lines if id(line) not in bars], known)
     longest = max((len(line.text) for line in lines if id(line) not in bars), default=0)
     out: list[Line] = []
-    last = -1  # place in `out` of the last line that is no bar: a bar drawn between the parts of a line does not part them
+    last = (
+        -1
+    )  # place in `out` of the last line that is no bar: a bar drawn between the parts of a line does not part them
     physical = 0  # length of its last physical line
     for place, line in enumerate(lines):
         text = line.text
@@ -145,7 +152,7 @@ def _other_progress(text: str) -> bool:
 def _glue(
     before: str, physical: int, text: str, width: Width, longest: int, spans_literal: Callable[[str, str], bool]
 ) -> str | None:
-    """"" or " " to join with, None to leave apart."""
+    """ "" or " " to join with, None to leave apart."""
     if len(before) > 8000 or not before:
         return None
     recent = before[-1200:]
@@ -153,10 +160,16 @@ def _glue(
     columns = width.columns
     if columns and physical == columns and not before.endswith("  "):
         if open_frame:
-            return "" if not _BEGINS.match(text) and _completes(recent, text) else None
+            blank = " " if recent.endswith(" in") else ""  # lost at the right edge
+            return blank if not _BEGINS.match(text) and _completes(recent, blank + text) else None
         if width.begins(text) or _complete(before, text):
             return "" if not _BEGINS.match(text) and spans_literal(before, text) else None
-        lost = before[-1].isalnum() and text[0].isalnum() and spans_literal(before, " " + text) and not spans_literal(before, text)
+        lost = (
+            before[-1].isalnum()
+            and text[0].isalnum()
+            and spans_literal(before, " " + text)
+            and not spans_literal(before, text)
+        )
         return " " if lost else ""
     if columns and physical == columns - 1 and not open_frame:
         # the terminal drops blanks at the right edge: what goes on in small letters, or a known text across it, says so
@@ -177,4 +190,8 @@ def _glue(
 
 def _complete(before: str, text: str) -> bool:
     """A whole frame line that happens to be as wide as the text: its source line follows, not its rest."""
-    return _FRAME.search(before) is not None and text.startswith("    ") and 'File "' in before[:8 + len(before) - len(before.lstrip())]
+    return (
+        _FRAME.search(before) is not None
+        and text.startswith("    ")
+        and 'File "' in before[: 8 + len(before) - len(before.lstrip())]
+    )
