@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dflash_ops.triage.parse_other import Summary
 from dflash_ops.triage.types import Finding, Line, Record, Step
+
+_SHAPE = re.compile(r"\[\s{0,4}(\d{1,7})\s{0,4},\s{0,4}(\d{1,7})\s{0,4},\s{0,4}(\d{1,7})\s{0,4},\s{0,4}(\d{1,7})\s{0,4}\]")
 
 if TYPE_CHECKING:
     from dflash_ops.triage.outlived import Progress
@@ -36,6 +39,13 @@ class Text:
     stamp: float | None = None
     exit: Mapping[str, Any] | None = None
     progress: Progress | None = None
+    _numbers: list[int] = field(default_factory=list)
+
+    def after(self, number: int) -> int:
+        """Index of the first line behind a line number."""
+        if len(self._numbers) != len(self.lines):
+            self._numbers = [line.no for line in self.lines]
+        return bisect_right(self._numbers, number)
 
 
 @dataclass
@@ -47,6 +57,20 @@ class Case:
     context: Mapping[str, Any] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     kinds: Mapping[str, Kind] = field(default_factory=dict)
+    _shapes: list[tuple[int, ...]] | None = None
+
+    def shapes(self) -> list[tuple[int, ...]]:
+        """All `[a, b, c, d]` of the texts, each once."""
+        if self._shapes is None:
+            found = {
+                tuple(int(g) for g in match.groups())
+                for text in self.texts
+                for line in text.lines
+                if "[" in line.text
+                for match in _SHAPE.finditer(line.text)
+            }
+            self._shapes = sorted(found)[:500]
+        return self._shapes
 
     def records(self) -> list[Record]:
         return [record for text in self.texts for record in text.records]

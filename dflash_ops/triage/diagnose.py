@@ -17,6 +17,9 @@ from dflash_ops.triage.report import write
 from dflash_ops.triage.types import Finding, Source
 
 
+_EACH = 80  # findings of one kind and writer that are judged
+
+
 class Triage:
     """Compiled playbooks, ready for many texts.
 
@@ -50,7 +53,10 @@ class Triage:
             case.texts.append(read(source, index, self._matcher, self._needles, own))
         raw: list[Finding] = []
         for text in case.texts:
-            raw.extend(self._findings(text))
+            found = _thinned(self._findings(text))
+            for finding in found:
+                finding.stamp = text.stamp
+            raw.extend(found)
         case.findings = raw
         for finding in raw:
             judge.mark_soft(case.texts[finding.source], finding.record)
@@ -82,6 +88,17 @@ class Triage:
         for line, _ in text.steps:
             found.extend(self._matcher.progress(line, text.index))
         return found
+
+
+def _thinned(findings: list[Finding]) -> list[Finding]:
+    """Of a text that says the same thousands of times: the first and the last few of each kind and writer."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.kind.id, finding.record.stream), []).append(finding)
+    if all(len(group) <= _EACH for group in groups.values()):
+        return findings
+    keep = {id(f) for group in groups.values() for f in [*group[: _EACH // 2], *group[-_EACH // 2 :]]}
+    return [f for f in findings if id(f) in keep]
 
 
 def diagnose(

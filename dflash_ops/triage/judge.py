@@ -119,13 +119,8 @@ def mark_soft(text: Text, record: Record) -> None:
 
 
 def _after(text: Text, record: Record, count: int) -> list[Line]:
-    out = []
-    for line in text.lines:
-        if line.no > record.last and line.body.strip():
-            out.append(line)
-            if len(out) >= count:
-                break
-    return out
+    at = text.after(record.last)
+    return [line for line in text.lines[at : at + 12] if line.body.strip()][:count]
 
 
 def choose(case: Case, findings: list[Finding]) -> Finding | None:
@@ -180,11 +175,15 @@ def _place(finding: Finding) -> tuple[float, ...]:
         at = finding.record.segments.index(finding.segment)
         # a nested or remote traceback is printed after the exception that carries it, but came first
         chain = at - 1.5 if finding.segment.relation == "inner" else float(at)
-    return (float(finding.source), float(finding.record.first), chain, float(finding.line.no))
+    # error.json knows the time of its error; what has none comes after it, in the order in which it was handed in
+    when = (0.0, finding.stamp) if finding.stamp is not None else (1.0, float(finding.source))
+    return (*when, float(finding.record.first), chain, float(finding.line.no))
 
 
 def rank_of(case: Case, finding: Finding) -> int | None:
     """The rank that failed: of the line, its record, its wording, or the launcher's summary."""
+    if finding.kind.id == WRAPPER:
+        return summary_rank(case)
     if finding.rank is not None:
         return finding.rank
     if finding.record.rank is not None:
@@ -197,13 +196,15 @@ def rank_of(case: Case, finding: Finding) -> int | None:
     for other in case.findings:
         if other.kind is finding.kind and not other.outlived and other.rank is not None:
             return other.rank
+    return summary_rank(case)
+
+
+def summary_rank(case: Case) -> int | None:
+    """The rank that the launcher's report names first."""
     for text in case.texts:
         if text.summary.root_rank is not None:
             return text.summary.root_rank
-    for text in case.texts:
-        if text.summary.failed_rank is not None:
-            return text.summary.failed_rank
-    return None
+    return next((t.summary.failed_rank for t in case.texts if t.summary.failed_rank is not None), None)
 
 
 def frame_of(finding: Finding, case: Case) -> str | None:

@@ -101,7 +101,6 @@ class Matcher:
                     segment=segment,
                     entity=entity,
                     rank=line.rank if line.rank is not None else record.rank,
-                    stamp=line.stamp,
                 )
 
     def progress(self, line: Line, source: int) -> Iterator[Finding]:

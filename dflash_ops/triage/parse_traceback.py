@@ -339,7 +339,8 @@ class TracebackParser:
         ):
             self._close(cut=False)
             return False
-        if not indented and now.segment.message and EXCEPTION.match(stripped) and "Caught " not in now.segment.message:
+        announced = now.segment.lines and now.segment.lines[-1].body.rstrip().endswith((":", "raised"))
+        if not indented and not announced and EXCEPTION.match(stripped) and "Caught " not in now.segment.message:
             # a second exception line straight after the first: an interleaved writer's, or a message of several types
             self._close(cut=False)
             return self._headless(line, body)

@@ -30,7 +30,6 @@ _THIS = re.compile(r"this process has\s+" + _SIZE + r" memory in use")
 _ALLOCATED = re.compile(r"allocated memory\s+" + _SIZE + r" is allocated by PyTorch|" + _SIZE + r" already allocated")
 _RESERVED = re.compile(_SIZE + r" is reserved by PyTorch but unallocated")
 _RESERVED_TOTAL = re.compile(_SIZE + r" reserved in total")
-_SHAPE = re.compile(r"\[\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*\]")
 _ATTENTION = re.compile(r"attention|attn|sdpa|\bqk\b|scores?\b.*matmul|softmax", re.IGNORECASE)
 _NOT_ATTENTION = re.compile(
     r"cross_entropy|logsumexp|log_softmax|entropy|lm_head|logits|optim|\.step\(|all_gather|load_state_dict|from_pretrained|embedding",
@@ -79,13 +78,11 @@ def dense_attention_allocation(finding: Finding, case: Case) -> bool | None:
     near = "\n".join(f"{f.function} {f.code}" for f in frames[-6:])
     attention = bool(_ATTENTION.search(near)) or any("attention" in f.path.lower() for f in frames[-4:])
     other = bool(_NOT_ATTENTION.search("\n".join(f"{f.function} {f.code}" for f in frames[-2:])))
-    shapes = [
-        tuple(int(g) for g in m.groups()) for t in case.texts for line in t.lines for m in _SHAPE.finditer(line.text)
-    ]
+    shapes = list(case.shapes())
     given = case.context.get("attention_shape")
     if isinstance(given, (list, tuple)) and len(given) == 4:
         shapes.append((int(given[0]), int(given[1]), int(given[2]), int(given[3])))
-    for shape in shapes:
+    for shape in shapes[:200]:
         product = 1.0
         for n in shape:
             product *= n

@@ -8,7 +8,7 @@ the end of the text, reach the slow stages. Blocks are cut by offsets in the str
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 
 BLOCK = 1 << 18
@@ -20,12 +20,14 @@ MAX_LINES = 24_000  # of kept lines; the middle goes first
 MAX_REPEATS = 3_000  # hits of one template
 MAX_LINE = 6_000  # bytes of one line that reach the slow stages
 _TEMPLATES = 60_000
+_LONG = 4_000  # bytes: in longer templates searching beats cutting up
 
 _DELETE = (
     bytes(range(0x0A)) + bytes(range(0x0B, 0x0D)) + bytes(range(0x0E, 0x20)) + b"0123456789" + bytes(range(0x7F, 0x100))
 )
 _FOLD = bytes(b + 32 if 65 <= b <= 90 else (10 if b == 13 else b) for b in range(256))
 _ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)?|[ -/]*[0-Z\\^-~])")
+_COMMON = frozenset((b"rror", b"erro", b": er", b"ror:", b"ed: ", b"tion", b"atio", b"fail", b"aile", b"iled", b"ing "))
 _WORD = re.compile(rb"[a-z_]{3,}")
 
 #: Needles that every text is searched for, whatever the playbooks say: the grammar of errors.
@@ -65,27 +67,47 @@ def fold(data: bytes) -> bytes:
 
 
 class Needles:
-    """Literals, searched in folded text through one word each (a set lookup instead of hundreds of searches)."""
+    """Literals, searched in folded text through one word or four letters each: set lookups instead of many searches."""
 
     def __init__(self, literals: Iterable[str]) -> None:
         self.folded = [fold(literal.encode("utf-8", "replace").replace(b"\n", b" ")) for literal in literals]
         self._by_word: dict[bytes, list[int]] = {}
+        self._by_gram: dict[bytes, list[int]] = {}
         self._always: list[int] = []
+        rest: list[int] = []
         for index, needle in enumerate(self.folded):
             words = [m.group() for m in _WORD.finditer(needle) if m.start() > 0 and m.end() < len(needle)]
             if words:
                 self._by_word.setdefault(max(words, key=len), []).append(index)
+            elif len(needle) >= 4:
+                rest.append(index)
             else:
                 self._always.append(index)
+        counts = Counter(gram for index in rest for gram in _grams(self.folded[index]))
+        for index in rest:
+            # the gram that says most: few other needles have it, and it is no ending of everyday words
+            gram = min(_grams(self.folded[index]), key=lambda g: (g in _COMMON, counts[g], g))
+            self._by_gram.setdefault(gram, []).append(index)
         self._words = frozenset(self._by_word)
+        self._keys = frozenset(self._by_gram)
+        self._rest = [*self._always, *rest]
 
     def find(self, template: bytes) -> list[int]:
         """Indices of the literals that stand in a folded line."""
         folded = self.folded
-        found = [i for i in self._always if folded[i] in template]
+        if len(template) > _LONG:
+            found = [i for i in self._rest if folded[i] in template]
+        else:
+            found = [i for i in self._always if folded[i] in template]
+            for gram in self._keys.intersection(_grams(template)):
+                found += [i for i in self._by_gram[gram] if folded[i] in template]
         for word in self._words.intersection(_WORD.findall(template)):
             found += [i for i in self._by_word[word] if folded[i] in template]
         return found
+
+
+def _grams(data: bytes) -> set[bytes]:
+    return {data[i : i + 4] for i in range(len(data) - 3)}
 
 
 class Scan:
@@ -160,20 +182,26 @@ class Scan:
             self._kept.popleft()
 
     def _shorten(self, line: bytes) -> bytes:
-        """Of an endless line: the parts that hit, and its end."""
-        parts = [p for p in re.split(rb"[\r]+", line) if p.strip()]
+        """Of an endless line: its beginning, the parts that hit, and its end."""
+        folded = fold(line)
+        if not self._needles.find(folded):
+            last = line.rstrip(b"\r").rfind(b"\r") + 1
+            return line[last:][-MAX_LINE // 2 :] if last else line[: MAX_LINE // 4] + line[-MAX_LINE // 4 :]
         kept: list[bytes] = []
+        hits: dict[bytes, bool] = {}
+        parts = [p for p in re.split(rb"\r+", line) if p.strip()]
         for part in parts:
-            if len(part) <= MAX_LINE:
-                if part is parts[-1] or self._needles.find(fold(part)):
-                    kept.append(part)
-                continue
-            step = MAX_LINE // 2
-            for at in range(0, len(part), step):
-                window = part[at : at + MAX_LINE]
-                if at == 0 or self._needles.find(fold(window)):
-                    kept.append(part[at : at + step] if at + step < len(part) else window)
-        return b"\r".join(kept[:20] + kept[20:][-20:])
+            for window in _windows(part):
+                template = fold(window)
+                if template not in hits:
+                    hits[template] = bool(self._needles.find(template))
+                if hits[template]:
+                    kept.append(window)
+            if len(kept) > 64:
+                del kept[24:-24]
+        if parts and (not kept or kept[-1] is not parts[-1]):
+            kept.append(parts[-1][-MAX_LINE:])
+        return b"\r".join(kept[:24] + kept[24:][-24:])
 
     def _hit(self, template: bytes) -> bool:
         if template in self._clean:
@@ -209,7 +237,7 @@ class Scan:
         elif self._after > 0:
             for i, line in enumerate(_split(block)[: self._after]):
                 self._keep(first + i, line)
-            self._after = max(0, self._after - block.count(b"\n"))
+            self._after = max(0, self._after - max(1, block.count(b"\n")))
         count = block.count(b"\n")
         self._next = first + count
         self._part = not block.endswith(b"\n")
@@ -267,6 +295,14 @@ class Scan:
         self._dirty.clear()
         number, release, at = (g.decode("ascii", "replace") for g in marker.groups())
         self.attempt = {"attempt": number, "release": release, "t": at}
+
+
+def _windows(part: bytes) -> list[bytes]:
+    """A part in pieces short enough to be read, overlapping so that no text is cut in all of them."""
+    if len(part) <= MAX_LINE:
+        return [part]
+    step = MAX_LINE * 3 // 4
+    return [part[at : at + MAX_LINE] for at in range(0, len(part), step)]
 
 
 def _split(block: bytes) -> list[bytes]:

@@ -135,14 +135,7 @@ def not_shown(case: Case, chosen: Finding | None, cut: Record | None) -> Diagnos
     kind = chosen.kind if chosen is not None else None
     rank = judge.rank_of(case, chosen) if chosen is not None else record.rank
     if rank is None:
-        rank = next(
-            (
-                t.summary.root_rank if t.summary.root_rank is not None else t.summary.failed_rank
-                for t in case.texts
-                if t.summary.root_rank is not None or t.summary.failed_rank is not None
-            ),
-            None,
-        )
+        rank = judge.summary_rank(case)
     why = (
         ("the traceback ends before its exception's own line",)
         if cut is not None
