@@ -21,12 +21,16 @@ from dflash_ops.triage.types import Finding, Line, Record
 INTENT = frozenset(("keyboard_interrupt", "slurm_cancelled", "sigterm_external", "sighup_terminal_closed"))
 WRAPPER = "root_cause_not_shown"
 _LATE = 30  # kinds of a lower priority give way to others of the same role
+#: Said by the program itself: it goes on. Behind the error only words that can mean nothing else.
 _SOFT = re.compile(
-    r"\bretrying\b|will retry|\bretry \d|\bskip(?:ping|ped)\b|falling back|fallback|recover(?:ed"
-    r"|ing)\b|\(ignored\)|\bignoring\b|non-fatal|continuing\b|"
-    r"attempt \d+(?:/| of )\d+|reconnect|dropping (?:sample|batch)|using .{1,40} instead|will be retried",
+    r"\bretrying\b|will (?:be )?retr(?:y|ied)\b|\bretry \d|\bskip(?:ping|ped)\b|falling back|recover(?:ed|ing)\b|\(ignored\)"
+    r"|\bignoring\b|non-fatal|\bcontinuing\b|reconnect|dropping (?:sample|batch)|using .{1,40} instead",
     re.IGNORECASE,
 )
+_SOFT_AFTER = re.compile(
+    r"\bskip(?:ping|ped)\b|falling back|\brecovered\b|\(ignored\)|\bignoring\b|\bcontinuing\b|^\W*retrying\b", re.IGNORECASE
+)
+_TRIES = re.compile(r"(?:attempt|try|retry) (\d+)(?:/| of )(\d+)", re.IGNORECASE)
 _EXITCODE = re.compile(r"^\s*exitcode\s*:")
 _OUR_PROCESS = re.compile(
     r"\((?:python[\d.]*|pt_main_thread|pt_\w+|torchrun|ray\S*|train\w*|dflash\S*|accelerate|deepspeed|ray::\S*)\)"
@@ -107,14 +111,17 @@ def outlived(text: Text, record: Record) -> bool:
 
 
 def mark_soft(text: Text, record: Record) -> None:
-    """Caught, retried, skipped: said in the error's own lines, or just after it."""
-    if record.form in ("loose", "headless"):
-        said = any(_SOFT.search(line.body) for line in record.lines)
-    else:
-        said = bool(_SOFT.search(record.title))
+    """Caught, retried, skipped: said in the error's own lines, before a traceback, or just after a line of its own."""
+    if record.form not in ("loose", "headless"):
+        record.soft = record.soft or bool(_SOFT.search(record.title))
+        return
+    said = any(_SOFT.search(line.body) for line in record.lines)
+    tries = next((m for line in record.lines if (m := _TRIES.search(line.body))), None)
+    if tries is not None:
+        said = int(tries.group(1)) < int(tries.group(2))
     if not said:
         near = [line for line in _after(text, record, 2) if line.stream == record.stream and line.progress is None]
-        said = any(_SOFT.search(line.body) and line.level != "E" for line in near)
+        said = any(_SOFT_AFTER.search(line.body) and line.level != "E" for line in near)
     record.soft = record.soft or said
 
 
@@ -125,14 +132,14 @@ def _after(text: Text, record: Record, count: int) -> list[Line]:
 
 def choose(case: Case, findings: list[Finding]) -> Finding | None:
     """The primary finding, None where nothing stands that counts."""
-    standing = [f for f in findings if f.role not in ("noise", "none") and not f.record.noise and not f.outlived]
+    standing = [f for f in findings if f.role not in ("noise", "none") and not (f.record.noise or f.record.soft or f.outlived)]
     if not standing:
         return None
     errors = [f for f in standing if order(f) <= 3.0]
     early = min(errors, key=_place, default=None)
     if early is not None and early.kind.id in INTENT:
         return _exception_of(early, standing)
-    first = min(standing, key=lambda f: (order(f), f.record.soft, f.kind.priority < _LATE, _place(f)))
+    first = min(standing, key=lambda f: (order(f), f.kind.priority < _LATE, _place(f)))
     if order(first) < 3.0:
         # what may be cause or consequence is the cause where it came first and is the more specific of the two
         before = [

@@ -83,9 +83,9 @@ class Reader:
 def read(text: str) -> Step | None:
     """One line, without a job's own pattern."""
     if "dflash " in text and (ours := parse_line(text)) is not None:
-        if ours.kind == "step":
-            return Step(_number(ours.fields["step"].partition("/")[0]), "dflash")
-        return Step(None, "dflash", done=True) if ours.fields.get("event") == "finished" else None
+        if "event" in ours.fields:  # an event may name a step too, and is no progress
+            return Step(None, "dflash", done=True) if ours.fields["event"] == "finished" else None
+        return Step(_number(ours.fields["step"].partition("/")[0]), "dflash") if ours.kind == "step" else None
     if _ERRORISH.search(text):
         return None
     if _DONE.search(text):

@@ -214,6 +214,8 @@ def healthy_why(case: Case, findings: list[Finding]) -> tuple[str, ...]:
     for f in findings:
         if f.outlived:
             out.append(f"line {f.line.no}: {f.kind.id}, but the same worker made progress afterwards")
+        elif f.record.soft:
+            out.append(f"line {f.line.no}: {f.kind.id}, but the program says that it goes on")
         elif f.record.noise or f.role == "noise":
             out.append(f"line {f.line.no}: {f.kind.id}, a warning that ends nothing")
     return tuple(dict.fromkeys(out))[:6] or ("no error stands in the text",)

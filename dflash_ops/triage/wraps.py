@@ -56,6 +56,7 @@ class Width:
             return
         self._starts = {_start(b) for a, b in zip(["", *texts], texts, strict=False) if len(a) != top and b.strip()}
         full = continued = inside = frames = flowing = 0
+        telling = False
         for text, after in itertools.pairwise(texts):
             if len(text) != top or text.endswith("  ") or _BOX.match(text):
                 continue
@@ -67,14 +68,16 @@ class Width:
                 continued += 1
             elif not self.begins(after):
                 continued += 1
-                flowing += _FLOWS_OUT.search(text) is not None and (
-                    _FLOWS_IN.match(after) is not None or (after[:1].isalpha() and known(text))
+                flowing += (
+                    _FLOWS_OUT.search(text) is not None
+                    and (_FLOWS_IN.match(after) is not None or after[:1].isalpha())
                 )
+                telling = telling or known(text + after)
                 inside += _WORDISH.match(text[-1]) is not None and _WORDISH.match(after[0]) is not None
         padded = any(len(text) == top and text.endswith("  ") for text in texts)  # a pane copied with its blanks
         enough = continued >= (1 if padded else 2) and continued * 3 >= full * 2
-        # in a few lines the widest one, cut amid a sentence that goes on in small letters, is all that there can be
-        snippet = len(texts) <= _SNIPPET and continued == full == flowing and continued >= 1
+        # in a few lines the widest one, cut amid a sentence about a known failure, is all that there can be
+        snippet = len(texts) <= _SNIPPET and continued == full == flowing and telling
         if (frames and continued * 2 >= full) or (enough and (padded or inside * 3 >= continued)) or snippet:
             self.columns = top
 
