@@ -12,7 +12,7 @@ HEALTHY = "healthy"
 NOT_SHOWN = "root_cause_not_shown"
 UNKNOWN = "unrecognised_error"
 CUT = 1200  # characters of one line that are kept
-_PREFIX = re.compile(r"^\s*\[(?:rank|default)?\d+\]:\s?")
+_PREFIX = re.compile(r"^\s*(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z\s)?\s*(?:\[(?:rank|default)?\d+\]:\s?)?")
 _LOG_NAMED = re.compile(r"(?:^|[\s'\"=:(])((?:/|\.{0,2}/|[\w-]+/)[\w./-]+\.(?:log|out|err|txt))\b")
 _ERROR_FILE = re.compile(r"error_file\s*:\s*(/\S+)")
 _KERNEL = "the host's kernel log around the time of the end: dmesg -T | grep -E 'NVRM|Killed process|oom'"

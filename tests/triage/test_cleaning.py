@@ -43,7 +43,10 @@ def test_text_between_bar_states_is_kept() -> None:
 @pytest.mark.parametrize(
     ("text", "rest"),
     [
-        ("Epoch 0:   6%|█  | 320/500 [6:28<94:39,  1.37it/s, loss=2.6][rank1]:[E131 16:15:16.6 P.cpp:616] x", "[rank1]:[E131 16:15:16.6 P.cpp:616] x"),
+        (
+            "Epoch 0:   6%|█  | 320/500 [6:28<94:39,  1.37it/s, loss=2.6][rank1]:[E131 16:15:16.6 P.cpp:616] x",
+            "[rank1]:[E131 16:15:16.6 P.cpp:616] x",
+        ),
         ("Loading:  57% 4/7 [00:40<00:29,  9.96s/it]ERROR:torch.x:failed", "ERROR:torch.x:failed"),
         ("2.16it/s]Exception ignored in: <function f>", "Exception ignored in: <function f>"),
         ("a line of a pane" + " " * 40 + "Traceback (most recent call last):", "Traceback (most recent call last):"),
@@ -82,7 +85,9 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def joined(lines: list[str], matcher: Matcher = _NOTHING) -> list[str]:
-    return [line.text for line in join([Line(i + 1, t) for i, t in enumerate(lines)], matcher.spans_literal, matcher.knows)]
+    return [
+        line.text for line in join([Line(i + 1, t) for i, t in enumerate(lines)], matcher.spans_literal, matcher.knows)
+    ]
 
 
 @pytest.mark.parametrize("width", [60, 72, 80, 97, 100])
@@ -91,7 +96,12 @@ def test_hard_wraps_at_any_width_are_joined(width: int) -> None:
 
 
 def test_a_frame_cut_by_a_wrap_is_joined_without_any_other_evidence() -> None:
-    lines = ['  File "/root/work/a_rather_long_path/drafter.py", lin', "e 760, in forward", "    x = f(x)", "ValueError: no"]
+    lines = [
+        '  File "/root/work/a_rather_long_path/drafter.py", lin',
+        "e 760, in forward",
+        "    x = f(x)",
+        "ValueError: no",
+    ]
     assert joined(lines)[0] == '  File "/root/work/a_rather_long_path/drafter.py", line 760, in forward'
 
 
@@ -111,7 +121,13 @@ def test_two_ordinary_lines_stay_two() -> None:
 
 
 def test_a_known_text_across_a_border_joins_it() -> None:
-    kind = {"id": "k", "title": "t", "role": "root", "grade": "N", "signature": [{"literal": "no space left on any device"}]}
+    kind = {
+        "id": "k",
+        "title": "t",
+        "role": "root",
+        "grade": "N",
+        "signature": [{"literal": "no space left on any device"}],
+    }
     matcher = Matcher(compile_playbooks([{"schema": 1, "family": "f", "kind": [kind]}]))
     lines = ["OSError: while the checkpoint was written: No sp", "x"]
     assert joined(["OSError: while the checkpoint was written: no spa", "ce left on any device, at all"], matcher) == [
@@ -137,7 +153,7 @@ def test_the_width_is_named_only_where_the_text_shows_it() -> None:
         ("[target1]: text", "text", 1, "target1"),
         ("(RayTrainWorker pid=123, ip=192.0.2.7) text", "text", None, "RayTrainWorker 123"),
         ("[1,7]<stderr>:text", "text", 7, "rank7"),
-        ("4:   File \"a.py\", line 3, in f", "  File \"a.py\", line 3, in f", 4, "rank4"),
+        ('4:   File "a.py", line 3, in f', '  File "a.py", line 3, in f', 4, "rank4"),
         ("2026-11-29T16:24:18.123456789Z text", "text", None, ""),
         ("[2026-11-29 16:24:18,123] text", "text", None, ""),
         ("2026-11-29T16:24:18Z [rank3]: [E1129 16:20:11.123 P.cpp:632] [Rank 3] text", "text", 3, "rank3"),

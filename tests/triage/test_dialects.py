@@ -13,7 +13,10 @@ LINES = {
     "tqdm": ("train:  12%|█▏        | 1,200/10,000 [00:10<01:30,  9.90it/s, loss=2.1]", 1200),
     "torchtitan": ("step:  1230  loss:  2.3012  grad_norm:  0.81  memory: 47.31GiB(59.81%)  tps: 7,012", 1230),
     "nanogpt": ("iter 310: loss 2.3051, time 310.20ms, mfu 41.20%", 310),
-    "megatron": (" iteration     310/  500000 | consumed samples: 2480 | elapsed time per iteration (ms): 900.1 | lm loss: 2.3E+00 |", 310),
+    "megatron": (
+        " iteration     310/  500000 | consumed samples: 2480 | elapsed time per iteration (ms): 900.1 | lm loss: 2.3E+00 |",
+        310,
+    ),
 }
 
 
@@ -26,7 +29,11 @@ def test_each_dialect_is_read_with_its_step(dialect: str) -> None:
 
 def test_a_reader_remembers_the_dialect_of_a_shape_and_still_reads_each_number() -> None:
     reader = Reader()
-    assert [getattr(reader.read(f"iter {n}: loss 2.3051, time 310.20ms"), "step", None) for n in (1, 2, 300)] == [1, 2, 300]
+    assert [getattr(reader.read(f"iter {n}: loss 2.3051, time 310.20ms"), "step", None) for n in (1, 2, 300)] == [
+        1,
+        2,
+        300,
+    ]
 
 
 def test_a_jobs_own_pattern_comes_first() -> None:
@@ -34,7 +41,10 @@ def test_a_jobs_own_pattern_comes_first() -> None:
     assert found is not None and (found.dialect, found.step) == ("own", 71)
 
 
-@pytest.mark.parametrize("text", ["Training finished, exiting ...", "{'train_runtime': 912.1, 'epoch': 3.0}", "dflash event=finished step=500"])
+@pytest.mark.parametrize(
+    "text",
+    ["Training finished, exiting ...", "{'train_runtime': 912.1, 'epoch': 3.0}", "dflash event=finished step=500"],
+)
 def test_a_good_end_is_known(text: str) -> None:
     found = read(text)
     assert found is not None and found.done

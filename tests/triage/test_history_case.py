@@ -64,7 +64,9 @@ def test_with_the_log_the_cause_is_named_and_why(say: Say) -> None:
 
 def test_the_ladder_follows_the_torch_version(say: Say) -> None:
     threads, nesting = say(LOG), say(LOG.replace("torch 2.13.0+cu128", "torch 2.14.1+cu128"))
-    assert nesting.facts["fx_cause"] == "nesting", "from 2.14 on the flag is a thread's own: threads cannot be the cause"
+    assert nesting.facts["fx_cause"] == "nesting", (
+        "from 2.14 on the flag is a thread's own: threads cannot be the cause"
+    )
     assert threads.remedies[0].action == "workers_processes"
     assert nesting.remedies[0].action == "loss_reentrant"
     actions = [r.action for r in nesting.remedies]

@@ -102,13 +102,19 @@ def test_the_kernels_word_about_our_process_comes_first(triage: Triage) -> None:
 
 def test_error_json_of_the_earliest_worker_is_read_before_the_log(triage: Triage) -> None:
     def report(message: str, stamp: int) -> bytes:
-        stack = f"Traceback (most recent call last):\\n  File \\\"/root/work/w.py\\\", line 7, in step\\n    go()\\n{message}"
-        return (
-            f'{{"message": {{"message": "{message}", "extraInfo": {{"py_callstack": "{stack}", "timestamp": "{stamp}"}}}}}}'.encode()
+        stack = (
+            f'Traceback (most recent call last):\\n  File \\"/root/work/w.py\\", line 7, in step\\n    go()\\n{message}'
         )
+        return f'{{"message": {{"message": "{message}", "extraInfo": {{"py_callstack": "{stack}", "timestamp": "{stamp}"}}}}}}'.encode()
 
-    late = Source("errors/target1/error.json", report("OSError: [Errno 28] No space left on device", 1764441090), "error_json")
-    early = Source("errors/drafter0/error.json", report("RuntimeError: CUDA error: device-side assert triggered", 1764441072), "error_json")
+    late = Source(
+        "errors/target1/error.json", report("OSError: [Errno 28] No space left on device", 1764441090), "error_json"
+    )
+    early = Source(
+        "errors/drafter0/error.json",
+        report("RuntimeError: CUDA error: device-side assert triggered", 1764441072),
+        "error_json",
+    )
     d = triage.diagnose([late, early])
     assert (d.kind, d.user_frame) == ("device_side_assert", "/root/work/w.py:7")
     assert d.evidence[0].source == "errors/drafter0/error.json"
@@ -139,7 +145,9 @@ def test_a_step_or_two_of_peers_after_a_crash_do_not_heal_it(say: Say) -> None:
 
 
 def test_a_caught_error_long_before_the_crash_is_not_its_cause(say: Say) -> None:
-    early = "step 10 loss 2.3\nOSError: [Errno 116] Stale file handle\n" + "".join(f"step {n} loss 2.2\n" for n in range(11, 60))
+    early = "step 10 loss 2.3\nOSError: [Errno 116] Stale file handle\n" + "".join(
+        f"step {n} loss 2.2\n" for n in range(11, 60)
+    )
     assert say(early + OOM).kind == "cuda_oom"
 
 
@@ -173,7 +181,9 @@ ZeroDivisionError: division by zero
 """
     assert say(sample).kind == "healthy"
     assert say(sample + "step 11 loss 2.3\n").kind == "healthy"
-    fenced = "generated text\n```\nTraceback (most recent call last):\n  File \"a.py\", line 1, in f\nMemoryError: no\n```\n"
+    fenced = (
+        'generated text\n```\nTraceback (most recent call last):\n  File "a.py", line 1, in f\nMemoryError: no\n```\n'
+    )
     assert say(fenced).kind == "healthy"
 
 
@@ -218,7 +228,7 @@ PlanError: the plan of epoch 3 has 12 batches, the launcher wants 13
 
 
 def test_an_unknown_error_before_a_cascade_is_nearer_to_the_cause(say: Say) -> None:
-    own = "[rank3]: Traceback (most recent call last):\n[rank3]:   File \"/root/w.py\", line 3, in f\n[rank3]:     g()\n[rank3]: PlanError: no\n"
+    own = '[rank3]: Traceback (most recent call last):\n[rank3]:   File "/root/w.py", line 3, in f\n[rank3]:     g()\n[rank3]: PlanError: no\n'
     cascade = WATCHDOG.format(r=0, s=20, n=9, op="ALLREDUCE")
     assert say(own + cascade).kind == "unrecognised_error"
     assert say(own + cascade).root_rank == 3

@@ -166,7 +166,10 @@ def test_syntax_errors_have_a_place_but_no_function() -> None:
           ^
 SyntaxError: f-string: expecting '}'
 """)
-    assert (record.segments[0].exception, str(record.segments[0].frames[0])) == ("SyntaxError", "/root/work/train.py:84")
+    assert (record.segments[0].exception, str(record.segments[0].frames[0])) == (
+        "SyntaxError",
+        "/root/work/train.py:84",
+    )
 
 
 def test_exception_groups_give_their_leaves() -> None:
@@ -229,7 +232,10 @@ def test_two_ranks_interleaved_with_prefixes_are_two_errors() -> None:
 [rank1]: ValueError: one
 [rank0]: ValueError: zero
 """)
-    assert {(r.rank, r.segments[0].message, len(r.segments[0].frames)) for r in records} == {(0, "zero", 1), (1, "one", 1)}
+    assert {(r.rank, r.segments[0].message, len(r.segments[0].frames)) for r in records} == {
+        (0, "zero", 1),
+        (1, "one", 1),
+    }
 
 
 def test_progress_of_others_amid_a_traceback_does_not_part_it() -> None:
