@@ -64,7 +64,9 @@ def test_only_told_steps_may_name_what_is_never_automatic(kind: dict[str, Any]) 
     for step in kind.get("remedy", []):
         if step["action"] != "tell":
             assert not FORBIDDEN.search(step.get("command", "")), step
-            assert not re.search(r"\b(?:delete|wipe|reset the card|reboot)\b", step["text"]) or "never" in step["text"], step
+            assert (
+                not re.search(r"\b(?:delete|wipe|reset the card|reboot)\b", step["text"]) or "never" in step["text"]
+            ), step
         if step["action"] == "tell":
             assert step["grade"] in ("N", "B"), step
 
@@ -94,7 +96,8 @@ def _hits(kind: dict[str, Any], text: str) -> Iterator[str]:
 def test_each_example_holds_a_signature_of_its_kind(kind: dict[str, Any]) -> None:
     assert kind["example"]
     for example in kind["example"]:
-        if kind.get("signature"):
+        # a traceback cut before its end has no text of its own: that is what the verdict says
+        if kind.get("signature") and kind["id"] != "root_cause_not_shown":
             assert next(_hits(kind, example["text"]), None), example["text"][:200]
         if example.get("cause"):
             assert example["cause"] in example["text"]
