@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import importlib
 import os
 import sys
@@ -107,19 +106,25 @@ def chunks(found: Found) -> Iterator[bytes]:
 def _gzip(found: Found) -> Iterator[bytes]:
     """A gz that ends early gives what it holds: logs are often still being written, or were cut."""
     assert found.path is not None
-    with gzip.open(found.path, "rb") as file:
-        while True:
-            try:
-                piece = file.read(CHUNK)
-            except EOFError:
-                return
-            except (gzip.BadGzipFile, zlib.error) as error:
-                raise ReadError(
-                    f"{found.name} is no whole gzip: {error}", str(found.path), "unpack it by hand: gzip -dc"
-                ) from None
-            if not piece:
-                return
-            yield piece
+    unpack = zlib.decompressobj(31)  # 31: gzip's header, largest window
+    with found.path.open("rb") as file:
+        while raw := file.read(CHUNK >> 2):
+            while raw:
+                try:
+                    piece = unpack.decompress(raw, CHUNK)
+                except zlib.error as error:
+                    raise ReadError(
+                        f"{found.name} is no whole gzip: {error}", str(found.path), "unpack it by hand: gzip -dc"
+                    ) from None
+                if piece:
+                    yield piece
+                if unpack.eof:  # one member ended; rotated logs may have several in a row
+                    raw = unpack.unused_data.lstrip(b"\x00")
+                    if not raw.startswith(GZIP[: len(raw)]):
+                        return
+                    unpack = zlib.decompressobj(31)
+                else:
+                    raw = unpack.unconsumed_tail
 
 
 def _zstd(found: Found) -> Iterator[bytes]:

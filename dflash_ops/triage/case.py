@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from dflash_ops.triage.parse_other import Summary
 from dflash_ops.triage.types import Finding, Line, Record, Step
 
-_SHAPE = re.compile(r"\[\s{0,4}(\d{1,7})\s{0,4},\s{0,4}(\d{1,7})\s{0,4},\s{0,4}(\d{1,7})\s{0,4},\s{0,4}(\d{1,7})\s{0,4}\]")
+_SHAPE = re.compile(
+    r"\[\s{0,4}(\d{1,7})\s{0,4},\s{0,4}(\d{1,7})\s{0,4},\s{0,4}(\d{1,7})\s{0,4},\s{0,4}(\d{1,7})\s{0,4}\]"
+)
 
 if TYPE_CHECKING:
     from dflash_ops.triage.outlived import Progress

@@ -16,7 +16,6 @@ from dflash_ops.triage.read import read
 from dflash_ops.triage.report import write
 from dflash_ops.triage.types import Finding, Source
 
-
 _EACH = 80  # findings of one kind and writer that are judged
 
 

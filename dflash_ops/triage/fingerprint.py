@@ -12,13 +12,13 @@ _PUT = (
     (re.compile(r"https?://\S+"), "<url>"),
     (re.compile(r"['\"]?(?:/|[A-Za-z]:\\)[^\s'\",:;)\]]+['\"]?"), "<path>"),
     (re.compile(r"\b[\w.-]+(?:/[\w.-]+)+\b"), "<path>"),
-    (re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{8,}\b"), "#"),
+    (re.compile(r"0x[0-9a-fA-F]+|\b(?=\d*[a-f])[0-9a-f]{8,}\b"), "#"),
     (re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*"), "#"),
-    (re.compile(r"\b\d[\d.,:]*\s?(?:[KMGT]i?B|bytes|ms|milliseconds|seconds|s|kB)\b"), "#"),
+    (re.compile(r"\b\d+(?:[.,:]\d+)*\s?(?:[KMGT]i?B|bytes|ms|milliseconds|seconds|s|kB)\b"), "#"),
     (re.compile(r"\[(?:rank|default)\d+\]:?"), ""),
     (re.compile(r"\b[Rr]ank:? ?\d+\b"), "rank #"),
     (re.compile(r"\bcuda:\d+\b"), "cuda:#"),
-    (re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?"), "#"),
+    (re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?"), "#"),
     (re.compile(r"\s+"), " "),
 )
 

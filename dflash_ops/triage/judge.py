@@ -23,12 +23,13 @@ WRAPPER = "root_cause_not_shown"
 _LATE = 30  # kinds of a lower priority give way to others of the same role
 #: Said by the program itself: it goes on. Behind the error only words that can mean nothing else.
 _SOFT = re.compile(
-    r"\bretrying\b|will (?:be )?retr(?:y|ied)\b|\bretry \d|\bskip(?:ping|ped)\b|falling back|recover(?:ed|ing)\b|\(ignored\)"
-    r"|\bignoring\b|non-fatal|\bcontinuing\b|reconnect|dropping (?:sample|batch)|using .{1,40} instead",
+    r"\bretrying\b|will (?:be )?retr(?:y|ied)\b|\bretry \d|\bskip(?:ping|ped)\b|falling back|recover(?:ed|ing)\b"
+    r"|\(ignored\)|\bignoring\b|non-fatal|\bcontinuing\b|reconnect|dropping (?:sample|batch)|using .{1,40} instead",
     re.IGNORECASE,
 )
 _SOFT_AFTER = re.compile(
-    r"\bskip(?:ping|ped)\b|falling back|\brecovered\b|\(ignored\)|\bignoring\b|\bcontinuing\b|^\W*retrying\b", re.IGNORECASE
+    r"\bskip(?:ping|ped)\b|falling back|\brecovered\b|\(ignored\)|\bignoring\b|\bcontinuing\b|^\W*retrying\b",
+    re.IGNORECASE,
 )
 _TRIES = re.compile(r"(?:attempt|try|retry) (\d+)(?:/| of )(\d+)", re.IGNORECASE)
 _EXITCODE = re.compile(r"^\s*exitcode\s*:")
@@ -132,7 +133,9 @@ def _after(text: Text, record: Record, count: int) -> list[Line]:
 
 def choose(case: Case, findings: list[Finding]) -> Finding | None:
     """The primary finding, None where nothing stands that counts."""
-    standing = [f for f in findings if f.role not in ("noise", "none") and not (f.record.noise or f.record.soft or f.outlived)]
+    standing = [
+        f for f in findings if f.role not in ("noise", "none") and not (f.record.noise or f.record.soft or f.outlived)
+    ]
     if not standing:
         return None
     errors = [f for f in standing if order(f) <= 3.0]

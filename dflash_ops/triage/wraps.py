@@ -68,9 +68,8 @@ class Width:
                 continued += 1
             elif not self.begins(after):
                 continued += 1
-                flowing += (
-                    _FLOWS_OUT.search(text) is not None
-                    and (_FLOWS_IN.match(after) is not None or after[:1].isalpha())
+                flowing += _FLOWS_OUT.search(text) is not None and (
+                    _FLOWS_IN.match(after) is not None or after[:1].isalpha()
                 )
                 telling = telling or known(text + after)
                 inside += _WORDISH.match(text[-1]) is not None and _WORDISH.match(after[0]) is not None

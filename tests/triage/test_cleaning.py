@@ -1,4 +1,5 @@
 """Control codes, bars, wraps and prefixes: what a person sees, line by line."""
+# ruff: noqa: E501 - lines of logs are as long as they are
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """Progress lines of several dialects, and lines that only look like them."""
+# ruff: noqa: E501 - lines of logs are as long as they are
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """The run this tool was born from: what its pane and its log say."""
+# ruff: noqa: E501 - lines of logs are as long as they are
 
 from __future__ import annotations
 

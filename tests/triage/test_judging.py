@@ -1,4 +1,5 @@
 """Which of several errors is the cause (laws of supervision, 3; the catalogue's cascade order)."""
+# ruff: noqa: E501 - lines of logs are as long as they are
 
 from __future__ import annotations
 

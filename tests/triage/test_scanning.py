@@ -1,4 +1,5 @@
 """Bytes to lines worth reading: any chunking gives the same, clean logs give nothing, memory does not grow."""
+# ruff: noqa: E501 - lines of logs are as long as they are
 
 from __future__ import annotations
 

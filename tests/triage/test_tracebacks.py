@@ -1,4 +1,5 @@
 """Tracebacks of Python 3.8 to 3.14, whole, chained, nested, interleaved and cut."""
+# ruff: noqa: E501 - lines of logs are as long as they are
 
 from __future__ import annotations
 

@@ -28,13 +28,11 @@ def last(lines: int) -> Transform:
 
 
 def coloured(text: str) -> str:
-    out = []
-    for n, line in enumerate(text.split("\n")):
-        inner = re.sub(
-            r"(\w*Error|\d+(?:\.\d+)?|\"[^\"]*\")", lambda m: f"\x1b[1;3{n % 7 + 1}m{m.group(1)}\x1b[0m", line
-        )
-        out.append(f"\x1b[31m{inner}\x1b[0m" if line else line)
-    return "\n".join(out)
+    def paint(n: int, line: str) -> str:
+        inner = re.sub(r"\w*Error|\d+(?:\.\d+)?|\"[^\"]*\"", lambda m: f"\x1b[1;3{n % 7 + 1}m{m.group()}\x1b[0m", line)
+        return f"\x1b[31m{inner}\x1b[0m" if line else line
+
+    return "\n".join(paint(n, line) for n, line in enumerate(text.split("\n")))
 
 
 def under_bars(text: str) -> str:
