@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomllib
 
 from dflash_ops.triage import Triage
 from dflash_ops.triage.examples import Example, check, examples
@@ -24,8 +24,8 @@ WANTED = {
 }
 # what no step may do by itself, whatever a playbook says (laws of supervision, 6)
 FORBIDDEN = re.compile(
-    r"\brm\b|--gpu-reset|nvidia-smi -r|\breboot\b|\bshutdown\b|\bchmod\b|\bchown\b|weights_only=False|trust_remote_code=True|"
-    r"ssh-keygen -R|StrictHostKeyChecking|\bkill(?:all)?\b|pkill|\bpct (?:stop|reboot|destroy)|\bmkfs\b|rmmod|"
+    r"\brm\b|--gpu-reset|nvidia-smi -r|\breboot\b|\bshutdown\b|\bchmod\b|\bchown\b|weights_only=False|"
+    r"trust_remote_code=True|ssh-keygen -R|StrictHostKeyChecking|\bkill(?:all)?\b|pkill|\bpct (?:stop|reboot|destroy)|\bmkfs\b|rmmod|"
     r"TORCH_COMPILE_DISABLE|TORCHDYNAMO_DISABLE|error_on_nested_fx_trace",
 )
 
@@ -68,7 +68,7 @@ def test_only_told_steps_may_name_what_is_never_automatic(kind: dict[str, Any]) 
                 not re.search(r"\b(?:delete|wipe|reset the card|reboot)\b", step["text"]) or "never" in step["text"]
             ), step
         if step["action"] == "tell":
-            assert step["grade"] in ("N", "B"), step
+            assert step["grade"] == "N", step
 
 
 def test_a_grade_is_no_better_than_its_ladder() -> None:
@@ -84,7 +84,7 @@ def test_a_grade_is_no_better_than_its_ladder() -> None:
 def _hits(kind: dict[str, Any], text: str) -> Iterator[str]:
     lines = [re.sub(r"^(?:\[?(?:rank|default)\d+\]?:\s?|\s*\|\s)", "", line) for line in text.splitlines()]
     for signature in kind.get("signature", ()):
-        flags = re.I if signature.get("ignore_case") else 0
+        flags = re.IGNORECASE if signature.get("ignore_case") else 0
         literal = signature["literal"].lower() if flags else signature["literal"]
         for line in (*lines, *text.splitlines()):
             said = line.lower() if flags else line
