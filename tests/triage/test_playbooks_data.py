@@ -25,7 +25,8 @@ WANTED = {
 # what no step may do by itself, whatever a playbook says (laws of supervision, 6)
 FORBIDDEN = re.compile(
     r"\brm\b|--gpu-reset|nvidia-smi -r|\breboot\b|\bshutdown\b|\bchmod\b|\bchown\b|weights_only=False|"
-    r"trust_remote_code=True|ssh-keygen -R|StrictHostKeyChecking|\bkill(?:all)?\b|pkill|\bpct (?:stop|reboot|destroy)|\bmkfs\b|rmmod|"
+    r"trust_remote_code=True|ssh-keygen -R|StrictHostKeyChecking|\bkill(?:all)?\b|pkill|"
+    r"\bpct (?:stop|reboot|destroy)|\bmkfs\b|rmmod|"
     r"TORCH_COMPILE_DISABLE|TORCHDYNAMO_DISABLE|error_on_nested_fx_trace",
 )
 
