@@ -8,7 +8,7 @@ the end of the text, reach the slow stages. Blocks are cut by offsets in the str
 from __future__ import annotations
 
 import re
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 
 BLOCK = 1 << 18
@@ -20,14 +20,15 @@ MAX_LINES = 24_000  # of kept lines; the middle goes first
 MAX_REPEATS = 3_000  # hits of one template
 MAX_LINE = 6_000  # bytes of one line that reach the slow stages
 _TEMPLATES = 60_000
-_LONG = 4_000  # bytes: in longer templates searching beats cutting up
+_WORDS = 200_000  # remembered words
+_GRAM = 3
 
 _DELETE = (
     bytes(range(0x0A)) + bytes(range(0x0B, 0x0D)) + bytes(range(0x0E, 0x20)) + b"0123456789" + bytes(range(0x7F, 0x100))
 )
 _FOLD = bytes(b + 32 if 65 <= b <= 90 else (10 if b == 13 else b) for b in range(256))
 _ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)?|[ -/]*[0-Z\\^-~])")
-_COMMON = frozenset((b"rror", b"erro", b": er", b"ror:", b"ed: ", b"tion", b"atio", b"fail", b"aile", b"iled", b"ing "))
+_COMMON = frozenset(b"ing ion ent ate rro ror err ail led ile tio and the not est".split())
 _WORD = re.compile(rb"[a-z_]{3,}")
 
 #: Needles that every text is searched for, whatever the playbooks say: the grammar of errors.
@@ -67,47 +68,59 @@ def fold(data: bytes) -> bytes:
 
 
 class Needles:
-    """Literals, searched in folded text through one word or four letters each: set lookups instead of many searches."""
+    """Literals, searched in folded text through the words of the text: a set lookup instead of hundreds of searches.
+
+    Each literal is filed under one run of letters. Where the literal itself bounds the run, a text that holds the
+    literal holds the run as a word; else some word of the text contains it. What a word leads to is remembered.
+    """
 
     def __init__(self, literals: Iterable[str]) -> None:
         self.folded = [fold(literal.encode("utf-8", "replace").replace(b"\n", b" ")) for literal in literals]
         self._by_word: dict[bytes, list[int]] = {}
-        self._by_gram: dict[bytes, list[int]] = {}
+        self._by_gram: dict[bytes, list[tuple[bytes, int]]] = {}
         self._always: list[int] = []
-        rest: list[int] = []
+        self._leads: dict[bytes, tuple[int, ...]] = {}
         for index, needle in enumerate(self.folded):
-            words = [m.group() for m in _WORD.finditer(needle) if m.start() > 0 and m.end() < len(needle)]
-            if words:
-                self._by_word.setdefault(max(words, key=len), []).append(index)
-            elif len(needle) >= 4:
-                rest.append(index)
+            runs = list(_WORD.finditer(needle))
+            inside = [m.group() for m in runs if m.start() > 0 and m.end() < len(needle)]
+            longest = max((m.group() for m in runs), key=len, default=b"")
+            if inside and len(max(inside, key=len)) * 2 >= len(longest):
+                self._by_word.setdefault(max(inside, key=len), []).append(index)
+            elif len(longest) >= _GRAM:
+                self._by_gram.setdefault(min(_grams(longest), key=_everyday), []).append((longest, index))
             else:
                 self._always.append(index)
-        counts = Counter(gram for index in rest for gram in _grams(self.folded[index]))
-        for index in rest:
-            # the gram that says most: few other needles have it, and it is no ending of everyday words
-            gram = min(_grams(self.folded[index]), key=lambda g: (g in _COMMON, counts[g], g))
-            self._by_gram.setdefault(gram, []).append(index)
-        self._words = frozenset(self._by_word)
-        self._keys = frozenset(self._by_gram)
-        self._rest = [*self._always, *rest]
+        self._hot: set[bytes] = set()
 
     def find(self, template: bytes) -> list[int]:
-        """Indices of the literals that stand in a folded line."""
+        """Indices of the literals that stand in a folded text (a line, or many lines)."""
         folded = self.folded
-        if len(template) > _LONG:
-            found = [i for i in self._rest if folded[i] in template]
-        else:
-            found = [i for i in self._always if folded[i] in template]
-            for gram in self._keys.intersection(_grams(template)):
-                found += [i for i in self._by_gram[gram] if folded[i] in template]
-        for word in self._words.intersection(_WORD.findall(template)):
-            found += [i for i in self._by_word[word] if folded[i] in template]
-        return found
+        found = {i for i in self._always if folded[i] in template}
+        words = set(_WORD.findall(template))
+        for word in words.difference(self._leads):
+            self._learn(word)
+        for word in words & self._hot:
+            found.update(i for i in self._leads[word] if i not in found and folded[i] in template)
+        return sorted(found)
+
+    def _learn(self, word: bytes) -> None:
+        if len(self._leads) > _WORDS:
+            self._leads.clear()
+            self._hot.clear()
+        ids = list(self._by_word.get(word, ()))
+        for gram in self._by_gram.keys() & _grams(word):
+            ids += [i for run, i in self._by_gram[gram] if run in word]
+        self._leads[word] = tuple(ids)
+        if ids:
+            self._hot.add(word)
 
 
 def _grams(data: bytes) -> set[bytes]:
-    return {data[i : i + 4] for i in range(len(data) - 3)}
+    return {data[i : i + _GRAM] for i in range(len(data) - _GRAM + 1)}
+
+
+def _everyday(gram: bytes) -> tuple[bool, bytes]:
+    return gram in _COMMON, gram
 
 
 class Scan:
@@ -223,14 +236,16 @@ class Scan:
         first = self._next
         folded = fold(block)
         fresh = set(folded.split(b"\n")).difference(self._clean)
-        hit = False
-        for template in fresh:
-            if template in self._dirty or self._needles.find(template):
-                hit = True
-                break
-            self._clean.add(template)
-        if len(self._clean) > _TEMPLATES:
+        hit = not fresh.isdisjoint(self._dirty)
+        fresh.difference_update(self._dirty)
+        present = [self._needles.folded[i] for i in self._needles.find(b"\n".join(fresh))] if fresh else []
+        if len(self._clean) + len(fresh) > _TEMPLATES:
             self._clean.clear()
+        if present:
+            hit = True
+            self._clean.update(t for t in fresh if not any(needle in t for needle in present))
+        else:
+            self._clean.update(fresh)
         width = 0 if hit else _wrap_width(block)
         if hit or width:
             self._walk(first, block, width or _wrap_width(block))
@@ -314,8 +329,8 @@ def _split(block: bytes) -> list[bytes]:
 
 def _wrap_width(block: bytes) -> int:
     """Width at which a whole block seems to be wrapped, else 0: no line is longer and many are just as long."""
-    sizes = [len(line) for line in block.split(b"\n")]
-    top = max(sizes)
+    sizes = [len(line) for line in block.split(b"\n") if line.isascii()]  # of others bytes are no columns
+    top = max(sizes, default=0)
     if not 40 <= top <= 400:
         return 0
     return top if sizes.count(top) * 25 >= len(sizes) and sizes.count(top) >= 2 else 0

@@ -1,5 +1,4 @@
 """Control codes, bars, wraps and prefixes: what a person sees, line by line."""
-# ruff: noqa: E501 - lines of logs are as long as they are
 
 from __future__ import annotations
 
