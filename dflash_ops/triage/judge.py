@@ -154,7 +154,17 @@ def choose(case: Case, findings: list[Finding]) -> Finding | None:
             and not f.record.soft
         ]
         first = min(before, key=_place, default=first)
-    return _exception_of(first, standing)
+    return _exception_of(_group_of(first, standing), standing)
+
+
+def _group_of(first: Finding, standing: list[Finding]) -> Finding:
+    """The exception group itself, where its leaves are of different kinds: none of them is more the cause than another."""
+    if first.record.form != "group":
+        return first
+    beside = [f for f in standing if f.record is first.record]
+    group = next((f for f in beside if f.kind.id == "exception_group"), None)
+    leaves = {f.kind.id for f in beside if f is not group}
+    return group if group is not None and len(leaves) > 1 else first
 
 
 def _exception_of(first: Finding, standing: list[Finding]) -> Finding:

@@ -167,6 +167,7 @@ class TracebackParser:
                 or IGNORED.search(text)
                 or "Original exception was" in text
                 or "sys.excepthook" in text
+                or text.startswith("Fatal Python error")
             )
             if IGNORED.search(text):
                 record.noise = True

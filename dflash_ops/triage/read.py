@@ -134,6 +134,11 @@ def _parse(text: Text, own: ProgressPattern | None) -> None:
         if record.first in fenced:
             record.noise = True
     text.records.sort(key=lambda r: r.first)
+    hooks = [r for r in text.records if "sys.excepthook" in r.title]
+    for record in text.records:
+        if "Original exception was" in record.title:  # the hook's own failure only masked this one
+            for hook in hooks:
+                hook.noise = hook.noise or hook.first < record.first
     for record in text.records:
         record.source = text.index
     _loose(text, fenced)

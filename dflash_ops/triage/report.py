@@ -79,6 +79,8 @@ def _cause_text(f: Finding) -> str:
     if segment is None or segment.head is None:
         return clip(shown(f.line), f)
     text = shown(segment.head)
+    if f.record.form == "group":
+        text = text.lstrip("| ")  # the margin of an exception group
     said = segment.lines[segment.lines.index(segment.head) + 1 :] if segment.head in segment.lines else []
     if not segment.message:
         following = next((line for line in said[:4] if line.body.strip()), None)
@@ -169,8 +171,13 @@ def _confidence(case: Case, findings: list[Finding], f: Finding) -> float:
         value -= 0.2
     if f.line.level == "W":
         value -= 0.1
-    rivals = {
-        o.kind.id for o in findings if not o.outlived and judge.order(o) == judge.order(f) and o.kind.id != f.kind.id
+    rivals = {  # others that might as well be it: of the same order, no less specific
+        o.kind.id
+        for o in findings
+        if not (o.outlived or o.record.soft or o.record.noise)
+        and judge.order(o) == judge.order(f)
+        and o.kind.id != f.kind.id
+        and o.kind.priority >= f.kind.priority
     }
     value -= 0.08 * min(2, len(rivals))
     return max(0.3, min(0.99, value))

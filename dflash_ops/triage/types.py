@@ -112,7 +112,8 @@ class Record:
 
     @property
     def text(self) -> str:
-        return "\n".join(line.body for line in self.lines)
+        title = [self.title_line.body] if self.title_line is not None else []
+        return "\n".join([*title, *(line.body for line in self.lines)])
 
 
 @dataclass
