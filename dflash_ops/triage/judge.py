@@ -158,7 +158,7 @@ def choose(case: Case, findings: list[Finding]) -> Finding | None:
 
 
 def _group_of(first: Finding, standing: list[Finding]) -> Finding:
-    """The exception group itself, where its leaves are of different kinds: none of them is more the cause than another."""
+    """The exception group itself, where its leaves are of different kinds: none is more the cause than another."""
     if first.record.form != "group":
         return first
     beside = [f for f in standing if f.record is first.record]

@@ -35,6 +35,7 @@ SUMMARY_WORDS = (
 _BOX = re.compile(r"^\s*[│┃]\s?(?P<inner>.*?)\s*[│┃]?\s*$")
 _BOX_FRAME = re.compile(r"^(?P<path>/?[\w./~-]+\.py):(?P<n>\d+) in (?P<f>\S+)\s*$")
 _CALLSTACK = re.compile(r'"py_callstack": "((?:[^"\\]|\\.)*)')
+_FENCE_LINES = 80
 _FENCE = re.compile(r"^\s*(?:```|~~~)")
 SAMPLE = re.compile(
     r"^\W*(?:\[?\w{0,12}\]?\s)?(?:sample|samples|generated|generation|completion|completions|prompt"
@@ -192,15 +193,20 @@ def _unescape(text: str) -> str:
     return text.replace("\\n", "\n").replace("\\t", "\t").replace('\\"', '"').replace("\\\\", "\\")
 
 
-def fences(lines: list[Line]) -> set[int]:
-    """Numbers of lines inside ``` fences: text that a person or a model wrote, never this job's own error."""
-    inside: set[int] = set()
+def fences(lines: list[Line]) -> list[tuple[int, int]]:
+    """First and last line number of each short ``` fence with text before it: what a model or a person wrote.
+
+    A report that was copied with the fence around it is no such text: nothing stands before its first fence.
+    """
+    found: list[tuple[int, int]] = []
     start: int | None = None
     for i, line in enumerate(lines):
-        if _FENCE.match(line.body):
-            if start is None:
-                start = i
-            else:
-                inside.update(lines[k].no for k in range(start, i + 1))
-                start = None
-    return inside
+        if not _FENCE.match(line.body):
+            continue
+        if start is None:
+            start = i
+        else:
+            if i - start <= _FENCE_LINES and any(x.body.strip() for x in lines[max(0, start - 5) : start]):
+                found.append((lines[start].no, line.no))
+            start = None
+    return found

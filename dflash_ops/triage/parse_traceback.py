@@ -87,10 +87,10 @@ class TracebackParser:
         """Number of the line at which the open record began, 0 where none is open."""
         return self._open.record.first if self._open is not None else 0
 
-    def mark_noise(self) -> None:
-        """The open record is text about an error (a model's sample), not an error."""
+    def mark_sample(self) -> None:
+        """The open record follows a model's sample: it may be a part of it."""
         if self._open is not None:
-            self._open.record.noise = True
+            self._open.record.sample = True
 
     def finish(self) -> list[Record]:
         self._close(cut=True)

@@ -18,6 +18,7 @@ from dflash_ops.triage.scan import Needles, Scan
 from dflash_ops.triage.types import Line, Record, Source
 
 _SLICE = 1 << 20
+_NEAR = 10  # lines after the beginning of a model's text in which a traceback may be a part of it
 #: Beginnings of kernel lines that were copied without their stamps.
 _KERNEL = ("NVRM: ", "Out of memory: Killed", "Memory cgroup out of memory:", "systemd-oomd[")
 
@@ -112,39 +113,52 @@ def _parse(text: Text, own: ProgressPattern | None) -> None:
     """Progress first (a progress line is never part of an error), then tracebacks, each writer's lines apart."""
     parsers: dict[str, TracebackParser] = {}
     steps = progress.Reader(own)
-    fenced = fences(text.lines) if any("```" in line.body or "~~~" in line.body for line in text.lines) else set()
-    sample: str | None = None
+    samples: dict[str, int] = {}  # writer -> the line at which it last began to print a model's text
     for line in text.lines:
         if (step := steps.read(line.body)) is not None or (
             line.body is not line.text and line.stamp is not None and (step := steps.read(line.text)) is not None
         ):
             line.progress = step
             text.steps.append((line, step))
-            sample = None
+            samples.pop(line.stream, None)
             continue
         if SAMPLE.match(line.body):
-            sample = line.stream
+            samples[line.stream] = line.no
         parser = parsers.setdefault(line.stream, TracebackParser())
         parser.feed(line)
-        if sample is not None and sample == line.stream and parser.opened_at == line.no:
-            parser.mark_noise()
+        if parser.opened_at == line.no and line.no - samples.get(line.stream, -_NEAR) < _NEAR:
+            parser.mark_sample()
     for parser in parsers.values():
         text.records.extend(parser.finish())
-    for record in text.records:
-        if record.first in fenced:
-            record.noise = True
     text.records.sort(key=lambda r: r.first)
-    hooks = [r for r in text.records if "sys.excepthook" in r.title]
-    for record in text.records:
-        if "Original exception was" in record.title:  # the hook's own failure only masked this one
-            for hook in hooks:
-                hook.noise = hook.noise or hook.first < record.first
+    written = _written(text)
     for record in text.records:
         record.source = text.index
-    _loose(text, fenced)
+        # a model writes frames of its own, hardly ever a whole stack through installed packages
+        through = any("-packages/" in frame.path for segment in record.segments for frame in segment.frames)
+        record.noise = record.noise or record.first in written or (record.sample and not through)
+    _hooks(text)
+    _loose(text, written)
 
 
-def _loose(text: Text, fenced: set[int]) -> None:
+def _written(text: Text) -> set[int]:
+    """Numbers of the lines of fenced text after which training went on."""
+    if not any("```" in line.body or "~~~" in line.body for line in text.lines):
+        return set()
+    last = text.steps[-1][0].no if text.steps else 0
+    return {n for first, end in fences(text.lines) if end < last for n in range(first, end + 1)}
+
+
+def _hooks(text: Text) -> None:
+    """`Error in sys.excepthook`, then `Original exception was`: the hook's own failure only masked the second."""
+    hooks = [r for r in text.records if "sys.excepthook" in r.title]
+    for record in text.records:
+        if "Original exception was" in record.title:
+            for hook in hooks:
+                hook.noise = hook.noise or hook.first < record.first
+
+
+def _loose(text: Text, written: set[int]) -> None:
     """Lines that belong to no traceback, each a record of its own with the indented lines under it."""
     taken = {id(line) for record in text.records for line in record.lines}
     taken |= {id(record.title_line) for record in text.records if record.title_line is not None}
@@ -165,9 +179,8 @@ def _loose(text: Text, fenced: set[int]) -> None:
             record.lines.append(line)
             record.last = line.no
             continue
-        record = Record(
-            "loose", line.stream, line.no, line.no, text.index, lines=[line], rank=line.rank, noise=line.no in fenced
-        )
+        record = Record("loose", line.stream, line.no, line.no, text.index, lines=[line], rank=line.rank)
+        record.noise = line.no in written or (SAMPLE.match(line.body) is not None and not line.level)
         open_by[line.stream] = record
         loose.append(record)
     text.records.extend(loose)

@@ -107,6 +107,7 @@ class Record:
     title_line: Line | None = None
     rank: int | None = None
     soft: bool = False
+    sample: bool = False
     noise: bool = False
     cut: bool = False
 

@@ -182,10 +182,18 @@ ZeroDivisionError: division by zero
 """
     assert say(sample).kind == "healthy"
     assert say(sample + "step 11 loss 2.3\n").kind == "healthy"
-    fenced = (
-        'generated text\n```\nTraceback (most recent call last):\n  File "a.py", line 1, in f\nMemoryError: no\n```\n'
+    quoted = (
+        'step 10 loss 2.3\n[sample] completion: say "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"\n'
     )
-    assert say(fenced).kind == "healthy"
+    assert say(quoted).kind == "healthy"
+    crash = sample.replace('File "main.py"', 'File "/opt/venv/lib/python3.12/site-packages/x.py"')
+    assert say(crash).kind == "unrecognised_error", "a stack through installed packages is no model's text"
+
+
+def test_fenced_text_is_a_models_only_where_training_went_on(say: Say) -> None:
+    fenced = '```\nTraceback (most recent call last):\n  File "a.py", line 1, in f\nOSError: [Errno 28] No space left on device\n```\n'
+    assert say("step 1 loss 2.3\nHere is an error:\n" + fenced + "step 2 loss 2.3\n").kind == "healthy"
+    assert say(fenced).kind == "disk_full", "a report that was copied with its fence"
 
 
 def test_ignored_exceptions_are_no_crash(say: Say) -> None:
