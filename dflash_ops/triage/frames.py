@@ -14,9 +14,9 @@ _LIBRARY = re.compile(
     r"|(?:^|/)transformers_modules/|\.egg/|^<frozen |^<template>|^<string>$|^<unknown>$"
     r"|^<eval_with_key>|^<(?:__array_function__|decorator|attrs|cython)"
     r"|\.(?:pyx|pxi|pxd|cpp|cc|cu|h)$|torchinductor_|/torch_compile_debug/|/tmp/tmp\w+/(?:\w{2}/)?c\w{20,}\.py"
-    r"|(?:^|/)bin/(?:torchrun|accelerate|deepspeed|ray|pytest|python[\d.]*|wandb|dflash-ops|horovodrun|composer|litgpt|lightning)$"
+    r"|(?:^|/)bin/[\w-]+$|(?:^|/)(?:Python\d+|(?:ana|mini)conda3?(?:/envs/[^/]+)?)/lib/[a-z_]+"
     r"|(?:^|/)(?:torch|pytorch)/(?:_[a-z]\w*|nn|optim|autograd|distributed|utils|cuda|fx|jit|amp|multiprocessing|serialization|functional|random|storage|hub|export|backends|ao|func|accelerator|library|overrides|testing|csrc)(?:/|\.py$|$)"
-    r"|(?:^|/)(?:transformers/src/transformers|src/transformers|deepspeed/(?:runtime|launcher|comm|ops)|megatron/core|accelerate/src/accelerate|pytorch_lightning|lightning/pytorch|lightning_fabric|datasets/src/datasets|vllm/vllm)/"
+    r"|(?:^|/)(?:transformers/src/transformers|src/transformers|deepspeed/(?:runtime|launcher|comm|ops)|accelerate/src/accelerate|pytorch_lightning|lightning/pytorch|lightning_fabric|datasets/src/datasets)/"
     r"|^/usr/lib/|^/usr/share/|(?:^|/)(?:runpy|threading)\.py$|(?:^|/)multiprocessing/(?:process|spawn|pool|popen_\w+|connection|queues|context)\.py$"
 )
 

@@ -113,15 +113,16 @@ def outlived(text: Text, record: Record) -> bool:
 
 def mark_soft(text: Text, record: Record) -> None:
     """Caught, retried, skipped: said in the error's own lines, before a traceback, or just after a line of its own."""
+    near = [line for line in _after(text, record, 2) if line.stream == record.stream and line.progress is None]
     if record.form not in ("loose", "headless"):
         record.soft = record.soft or bool(_SOFT.search(record.title))
+        record.mild = any(_SOFT_AFTER.search(line.body) for line in [*record.lines[-3:], *near])
         return
     said = any(_SOFT.search(line.body) for line in record.lines)
     tries = next((m for line in record.lines if (m := _TRIES.search(line.body))), None)
     if tries is not None:
         said = int(tries.group(1)) < int(tries.group(2))
     if not said:
-        near = [line for line in _after(text, record, 2) if line.stream == record.stream and line.progress is None]
         said = any(_SOFT_AFTER.search(line.body) and line.level != "E" for line in near)
     record.soft = record.soft or said
 
@@ -133,9 +134,8 @@ def _after(text: Text, record: Record, count: int) -> list[Line]:
 
 def choose(case: Case, findings: list[Finding]) -> Finding | None:
     """The primary finding, None where nothing stands that counts."""
-    standing = [
-        f for f in findings if f.role not in ("noise", "none") and not (f.record.noise or f.record.soft or f.outlived)
-    ]
+    counting = [f for f in findings if f.role not in ("noise", "none")]
+    standing = [f for f in counting if not (f.record.noise or f.record.soft or f.outlived)]
     if not standing:
         return None
     errors = [f for f in standing if order(f) <= 3.0]
@@ -143,6 +143,10 @@ def choose(case: Case, findings: list[Finding]) -> Finding | None:
     if early is not None and early.kind.id in INTENT:
         return _exception_of(early, standing)
     first = min(standing, key=lambda f: (order(f), f.kind.priority < _LATE, _place(f)))
+    if first.kind.id == WRAPPER and (rank := summary_rank(case)) is not None:
+        # the launcher says that this rank failed: its error counts, whatever steps of its peers stand behind it
+        own = [f for f in counting if f.outlived and f.record.form == "traceback" and f.record.rank == rank]
+        first = max(own, key=_place, default=first)
     if order(first) < 3.0:
         # what may be cause or consequence is the cause where it came first and is the more specific of the two
         before = [

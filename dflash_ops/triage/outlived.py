@@ -1,21 +1,20 @@
 """An error after which the same worker went on is no crash (law: later progress outranks an earlier error line).
 
 A *run* is progress of one writer without an error's text between: bars that a terminal mixes into a traceback, and the
-last steps of other ranks, are no run. Where other new text stands between the steps, more of them are needed. Steps
-must pass the highest step that stood before the error.
+last steps of other ranks, are no run, and other new text between the steps parts it. Steps must pass the highest step
+that stood before the error.
 """
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from dflash_ops.triage.case import Text
 from dflash_ops.triage.parse_other import ERRORISH
 from dflash_ops.triage.types import Line, Record
-
-_MIXED = 8  # steps that it takes in a run with other new text between them
 
 
 @dataclass
@@ -93,29 +92,45 @@ class Progress:
         light = record.soft or record.form in ("loose", "headless")
         if light and writer.done and writer.done[-1] > record.last:
             return True
-        enough = self._needed(record)
+        need = self._needed(record)
         at = bisect_left(writer.numbers, record.first)
         before = writer.highest[at - 1] if at else None
         for run in writer.runs:
             start = bisect_right(run.numbers, record.last)
-            after = run.steps[start:]
-            if not after:
+            if start >= len(run.numbers):
                 continue
-            others = len(run.others) - bisect_right(run.others, record.last)
-            need = max(enough, _MIXED) if others > 1 and others * 3 > len(after) else enough
-            distinct = {s for s in after if s is not None}
-            ahead = {s for s in distinct if before is None or s > before}
-            if len(ahead) + sum(1 for s in after if s is None) >= need:
-                return True
-            if len(distinct) >= max(6, need) and all(
-                b >= a for a, b in itertools.pairwise(after) if a is not None and b is not None
-            ):
-                return True
+            for after in _stretches(run, start, need):
+                distinct = {s for s in after if s is not None}
+                if before is None and not light and min(distinct, default=2) <= 1:
+                    continue  # the whole run's own output, flushed behind the error that ended it
+                ahead = {s for s in distinct if before is None or s > before}
+                if len(ahead) + sum(1 for s in after if s is None) >= need:
+                    return True
+                if len(distinct) >= max(6, need) and _rising(after):
+                    return True
         return False
 
     def _needed(self, record: Record) -> int:
-        """How many steps it takes to believe it: an uncaught traceback may be followed by steps of its peers."""
+        """How many steps in a row it takes to believe it: steps of its peers may stand behind a worker's last words."""
         if record.soft:
             return 1
+        if any(line.kernel for line in record.lines):
+            return 10
+        if record.mild or (record.form == "loose" and "Warning" in record.lines[0].text):
+            return 2
         more = 1 if self._last_fatal > record.last else 0
-        return (2 if record.form in ("loose", "headless") else 3) + more
+        return (3 if record.form == "loose" else 5) + more
+
+
+def _stretches(run: _Run, start: int, need: int) -> Iterator[list[float | None]]:
+    """The steps of a run from an index on, parted where other new text stands between them; the long ones only."""
+    bounds = [bisect_left(run.numbers, n, start) for n in run.others[bisect_right(run.others, run.numbers[start]) :]]
+    edge = start
+    for bound in [*bounds, len(run.steps)]:
+        if bound - edge >= need:
+            yield run.steps[edge:bound]
+        edge = max(edge, bound)
+
+
+def _rising(steps: list[float | None]) -> bool:
+    return all(b >= a for a, b in pairwise(steps) if a is not None and b is not None)

@@ -319,7 +319,7 @@ class TracebackParser:
             self._take(line)
             return True
         ends = (
-            line.level in ("E", "F", "I", "W", "C", "D")
+            (line.level and line.level != (now.segment.head.level if now.segment.head is not None else ""))
             or line.kernel
             or _OWN_LINE.match(body)
             or THREAD.search(body)

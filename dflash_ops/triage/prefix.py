@@ -107,6 +107,15 @@ _TABLE: tuple[tuple[str, Callable[[Line, _Match], None], str], ...] = (
     ),
 )
 _COMPILED = tuple((frozenset(first), remember, re.compile(pattern)) for first, remember, pattern in _TABLE)
+_LEVELS = r"(?P<level>TRACE|DEBUG|INFO|SUCCESS|WARNING|WARN|ERROR|CRITICAL|FATAL)"
+#: Loggers' own prefixes: loguru, logging with names, ray, deepspeed, fairseq.
+_LOGGERS = re.compile(
+    r"(?:\| )?" + _LEVELS + r"\s{0,5}\| [\w.<>]{1,80}(?::[\w.<>]{1,80}:\d{1,6} - | \| )"
+    r"|[\w.-]{1,60} - (?P<l2>DEBUG|INFO|WARNING|ERROR|CRITICAL) - "
+    r"|\[(?P<l3>DEBUG|INFO|WARNING|ERROR|CRITICAL)\]:? (?:\[[\w.]{1,60}:\d{1,6}(?::[\w<>]{1,60})?\] )?"
+    r"|(?P<l4>DEBUG|INFO|WARNING|ERROR|CRITICAL) [\w./]{1,60}:\d{1,6} (?:--|-|\|) "
+)
+_LEVEL_WORD = re.compile(r"DEBUG|INFO|WARN|ERROR|CRITICAL|SUCCESS|TRACE|FATAL")
 _COMPOSE = re.compile(r"(?P<who>[A-Za-z][\w.-]{0,50}?[-_.]?\d{0,4})\s{1,20}\| (?=\S|\s{2,})")
 _ANY_FIRST = frozenset("".join(first for first, _, _ in _TABLE))
 _DIGITS = re.compile(r"\d+")
@@ -127,6 +136,13 @@ def peel(line: Line) -> None:
                 break
         else:
             break
+    if _LEVEL_WORD.search(body, 0, 90) and (match := _LOGGERS.match(body)) is not None:
+        level = next(g for g in match.groups() if g is not None)
+        line.level = line.level or {"CRITICAL": "F", "FATAL": "F", "SUCCESS": "I", "TRACE": "D"}.get(level, level[0])
+        body = body[match.end() :]
+        if body[:1] == "[" and (match := _COMPILED[0][2].match(body)) is not None:  # a rank behind the logger
+            _rank(line, match)
+            body = body[match.end() :]
     line.body = body
 
 

@@ -35,6 +35,7 @@ def read(source: Source, index: int, matcher: Matcher, needles: Needles, own: Pr
         text.total_lines = len(rows)
     else:
         lines = _scan(source, text, needles)
+    _dedent(lines)
     lines = _apart(wraps.join(lines, matcher.spans_literal, matcher.knows))
     _prefixes(lines, source.kind == "kernel")
     if any("py_callstack" in line.text or line.body.startswith('{"log":') for line in lines):
@@ -62,6 +63,14 @@ def _scan(source: Source, text: Text, needles: Needles) -> list[Line]:
                 first = False
             lines.append(Line(number, part, gap and i == 0))
     return lines
+
+
+def _dedent(lines: list[Line]) -> None:
+    """Blanks that stand before every line (a text copied with its indent) taken off."""
+    margin = min((len(line.text) - len(line.text.lstrip(" ")) for line in lines if line.text.strip()), default=0)
+    if margin:
+        for line in lines:
+            line.text = line.body = line.text[margin:]
 
 
 def _apart(lines: list[Line]) -> list[Line]:
@@ -97,13 +106,14 @@ def _exit_json(data: bytes | Iterable[bytes]) -> Mapping[str, Any] | None:
 
 
 def _prefixes(lines: list[Line], kernel: bool) -> None:
-    learned = Learned()
     for line in lines:
         peel(line)
-        learned.learn(line.body)
         if kernel or line.body.startswith(_KERNEL):
             line.kernel = True
     strip_compose(lines)
+    learned = Learned()
+    for line in lines:
+        learned.learn(line.body)
     if learned:
         for line in lines:
             learned.strip(line)

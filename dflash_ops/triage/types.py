@@ -92,7 +92,7 @@ class Record:
 
     `form`: traceback | headless (an exception's line without frames) | group (exception group) | stack (a dump without
     exception) | loose. `title`: the line just before it (a thread's name, a hook, a logger).
-    `soft`: caught, retried, skipped. `noise`: never an anchor (`Exception ignored in`, model text).
+    `soft`: caught, retried, skipped; `mild`: it may be. `noise`: never an anchor (`Exception ignored in`, model text).
     `cut`: its last line is not in the text.
     """
 
@@ -107,6 +107,7 @@ class Record:
     title_line: Line | None = None
     rank: int | None = None
     soft: bool = False
+    mild: bool = False
     sample: bool = False
     noise: bool = False
     cut: bool = False

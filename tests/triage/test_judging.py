@@ -123,7 +123,7 @@ def test_error_json_of_the_earliest_worker_is_read_before_the_log(triage: Triage
 
 def test_progress_of_the_same_worker_outlives_an_error(say: Say) -> None:
     caught = "step 10/99 loss 2.31\nRuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
-    steps = "".join(f"step {n}/99 loss 2.30\n" for n in range(11, 15))
+    steps = "".join(f"step {n}/99 loss 2.30\n" for n in range(11, 17))
     d = say(caught + steps)
     assert d.kind == "healthy"
     assert any("progress afterwards" in reason for reason in d.why)
