@@ -41,6 +41,7 @@ class Text:
     stamp: float | None = None
     exit: Mapping[str, Any] | None = None
     progress: Progress | None = None
+    marked: set[int] = field(default_factory=set)  # ids of the lines in which a kind was found
     _numbers: list[int] = field(default_factory=list)
 
     def after(self, number: int) -> int:

@@ -53,6 +53,7 @@ class Triage:
         raw: list[Finding] = []
         for text in case.texts:
             found = _thinned(self._findings(text))
+            text.marked = {id(finding.line) for finding in found}
             for finding in found:
                 finding.stamp = text.stamp
             raw.extend(found)

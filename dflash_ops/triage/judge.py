@@ -102,13 +102,14 @@ def reduce(case: Case, findings: list[Finding]) -> list[Finding]:
 
 def mark_outlived(case: Case, finding: Finding) -> None:
     """Whether the same worker made progress after the error."""
-    finding.outlived = outlived(case.texts[finding.source], finding.record)
+    outside = finding.role == "confirmation" or finding.line.kernel or finding.signature.where == "kernel"
+    finding.outlived = outlived(case.texts[finding.source], finding.record, outside)
 
 
-def outlived(text: Text, record: Record) -> bool:
+def outlived(text: Text, record: Record, outside: bool = False) -> bool:
     if text.progress is None:
         text.progress = Progress(text)
-    return text.progress.outlived(record)
+    return text.progress.outlived(record, outside)
 
 
 def mark_soft(text: Text, record: Record) -> None:

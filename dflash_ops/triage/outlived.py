@@ -16,6 +16,8 @@ from dflash_ops.triage.case import Text
 from dflash_ops.triage.parse_other import ERRORISH
 from dflash_ops.triage.types import Line, Record
 
+_OUTSIDE = 10  # steps that outweigh a line of the kernel or of the terminal
+
 
 @dataclass
 class _Run:
@@ -43,16 +45,24 @@ class Progress:
     def __init__(self, text: Text) -> None:
         self._writers: dict[str, _Writer] = {}
         seen: set[str] = set()
+        calm = True
         errors = {id(line) for r in text.records if r.form != "loose" and not r.noise for line in r.lines}
         for line in text.lines:
             if line.progress is not None:
                 self._add(line)
             elif line.body.strip():
-                broken = id(line) in errors or line.level in ("E", "F") or ERRORISH.search(line.body) is not None
+                broken = (
+                    id(line) in errors
+                    or id(line) in text.marked
+                    or line.level in ("E", "F")
+                    or ERRORISH.search(line.body) is not None
+                )
                 shape = "".join(c for c in line.body[:60] if not c.isdigit())
+                calm = calm and not broken
+                if calm:
+                    seen.add(shape)  # what stood between the steps before any error may stand there afterwards
                 if not broken and shape in seen:
                     continue
-                seen.add(shape)
                 for name in {line.stream, ""}:
                     writer = self._writers.get(name)
                     if writer is None:
@@ -81,18 +91,18 @@ class Progress:
             writer.numbers.append(line.no)
             writer.highest.append(max(top, step.step))
 
-    def outlived(self, record: Record) -> bool:
-        """Whether its writer went on after the record."""
+    def outlived(self, record: Record, outside: bool = False) -> bool:
+        """Whether its writer went on after the record. `outside`: evidence that no worker wrote (kernel, terminal)."""
         names = [record.stream]
         if record.rank == 0 and record.stream == "rank0":
             names.append("")  # rank 0 prints the progress, its errors come with a prefix
-        return any(self._went_on(self._writers[name], record) for name in names if name in self._writers)
+        return any(self._went_on(self._writers[name], record, outside) for name in names if name in self._writers)
 
-    def _went_on(self, writer: _Writer, record: Record) -> bool:
+    def _went_on(self, writer: _Writer, record: Record, outside: bool) -> bool:
         light = record.soft or record.form in ("loose", "headless")
         if light and writer.done and writer.done[-1] > record.last:
             return True
-        need = self._needed(record)
+        need = _OUTSIDE if outside else self._needed(record)
         at = bisect_left(writer.numbers, record.first)
         before = writer.highest[at - 1] if at else None
         for run in writer.runs:
@@ -114,8 +124,6 @@ class Progress:
         """How many steps in a row it takes to believe it: steps of its peers may stand behind a worker's last words."""
         if record.soft:
             return 1
-        if any(line.kernel for line in record.lines):
-            return 10
         if record.mild or (record.form == "loose" and "Warning" in record.lines[0].text):
             return 2
         more = 1 if self._last_fatal > record.last else 0

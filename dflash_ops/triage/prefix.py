@@ -124,7 +124,15 @@ _LEARN = re.compile(r'Traceback \(most recent call last\):|  File "[^"]+", line 
 
 def peel(line: Line) -> None:
     """Take known prefixes off `line.body`, one after the other, and fill rank, stream, stamp, level and kernel."""
-    body = line.text
+    body = _table(line, line.text)
+    if _LEVEL_WORD.search(body, 0, 90) and (match := _LOGGERS.match(body)) is not None:
+        level = next(g for g in match.groups() if g is not None)
+        line.level = line.level or {"CRITICAL": "F", "FATAL": "F", "SUCCESS": "I", "TRACE": "D"}.get(level, level[0])
+        body = _table(line, body[match.end() :])
+    line.body = body
+
+
+def _table(line: Line, body: str) -> str:
     for _ in range(8):
         first = body[:1]
         if first not in _ANY_FIRST:
@@ -136,14 +144,7 @@ def peel(line: Line) -> None:
                 break
         else:
             break
-    if _LEVEL_WORD.search(body, 0, 90) and (match := _LOGGERS.match(body)) is not None:
-        level = next(g for g in match.groups() if g is not None)
-        line.level = line.level or {"CRITICAL": "F", "FATAL": "F", "SUCCESS": "I", "TRACE": "D"}.get(level, level[0])
-        body = body[match.end() :]
-        if body[:1] == "[" and (match := _COMPILED[0][2].match(body)) is not None:  # a rank behind the logger
-            _rank(line, match)
-            body = body[match.end() :]
-    line.body = body
+    return body
 
 
 class Learned:

@@ -108,7 +108,7 @@ def _exit_json(data: bytes | Iterable[bytes]) -> Mapping[str, Any] | None:
 def _prefixes(lines: list[Line], kernel: bool) -> None:
     for line in lines:
         peel(line)
-        if kernel or line.body.startswith(_KERNEL):
+        if kernel or line.body.startswith(_KERNEL) or "NVRM: Xid (" in line.body:
             line.kernel = True
     strip_compose(lines)
     learned = Learned()

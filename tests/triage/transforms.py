@@ -54,6 +54,23 @@ def among_ranks(text: str) -> str:
     return "\n".join(lines)
 
 
+def among_steps(text: str) -> str:
+    """Steps of a peer that says no rank, between the lines: they go on, and the error still is one."""
+    lines = []
+    for n, line in enumerate(text.split("\n")):
+        lines += [line, f"step {1000 + n}/20000 | loss 2.{n % 10}1 | lr 1.0e-4 | 13.2K tok/s"]
+    return "\n".join(lines)
+
+
+def indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.split("\n"))
+
+
+def through_a_logger(text: str) -> str:
+    stamp = "2026-11-29 16:24:{:02d}.123 | INFO     | launcher:pipe:88 - "
+    return "\n".join(stamp.format(n % 60) + line for n, line in enumerate(text.split("\n")))
+
+
 def from_docker(text: str) -> str:
     return "\n".join(f"2026-11-29T16:24:{n % 60:02d}.123456789Z {line}" for n, line in enumerate(text.split("\n")))
 
@@ -79,6 +96,9 @@ ALL: dict[str, tuple[Transform, float]] = {
     "coloured": (coloured, 1.0),
     "under bars": (under_bars, 0.99),
     "among ranks": (among_ranks, 0.99),
+    "among steps": (among_steps, 0.96),
+    "indented": (indented, 0.99),
+    "through a logger": (through_a_logger, 0.98),
     "from docker": (from_docker, 0.99),
     "teed": (tee, 0.99),
     "crlf": (crlf, 1.0),
