@@ -11,7 +11,7 @@ import typer
 from dflash_ops.collect.files import ReadError, chunks, expand
 from dflash_ops.collect.playbooks import load_documents
 from dflash_ops.contracts.diagnosis import Diagnosis
-from dflash_ops.errors import DflashError
+from dflash_ops.errors import DflashError, UsageError
 from dflash_ops.triage import Source, Triage
 
 
@@ -26,6 +26,10 @@ def command(
     ),
 ) -> None:
     """Name the cause of a crash: the kind, the line, the rank, your frame, what it means and what to do."""
+    if not paths and sys.stdin.isatty():
+        error = UsageError("nothing to read", "no path, and standard input is a terminal", "name a log, or pipe one in")
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(error.exit_code)
     raise typer.Exit(run(paths or ["-"], as_json=as_json, explain=explain, playbooks=playbooks))
 
 
