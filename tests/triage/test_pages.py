@@ -23,7 +23,7 @@ def test_every_kind_has_a_page_with_all_its_parts() -> None:
     kinds = [kind for document in load_documents() for kind in document["kind"]]
     for kind in kinds:
         text = (FOLDER / f"{kind['id']}.md").read_text(encoding="utf-8")
-        found = re.findall(r"^## (.+)$", text, re.M)
+        found = re.findall(r"^## (.+)$", text, re.MULTILINE)
         assert [h for h in found if h in HEADINGS] == HEADINGS, kind["id"]
         assert kind["title"] in text
         for step in kind.get("remedy", []):
