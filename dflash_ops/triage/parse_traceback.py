@@ -71,12 +71,14 @@ class TracebackParser:
         self.records: list[Record] = []
         self._open: _Open | None = None
         self._before: list[Line] = []
+        self._steps = 0  # progress lines since the last line that was fed
 
     def feed(self, line: Line) -> bool:
         if line.after_gap:
             self._close(cut=True)
         body = line.body
         taken = self._step(line, body)
+        self._steps = 0
         if not taken:
             self._before.append(line)
             del self._before[:-4]
@@ -86,6 +88,10 @@ class TracebackParser:
     def opened_at(self) -> int:
         """Number of the line at which the open record began, 0 where none is open."""
         return self._open.record.first if self._open is not None else 0
+
+    def progressed(self) -> None:
+        """A progress line of this writer: never part of an error, but several in a row end a message."""
+        self._steps += 1
 
     def mark_sample(self) -> None:
         """The open record follows a model's sample: it may be a part of it."""
@@ -332,6 +338,9 @@ class TracebackParser:
             self._close(cut=False)
             return False
         indented = body[:1] in (" ", "\t", "│") or len(body) - len(body.lstrip()) > now.indent
+        if self._steps > 1 and not indented:
+            self._close(cut=False)
+            return self._headless(line, body)
         if (
             now.blank
             and not indented

@@ -131,6 +131,8 @@ def _parse(text: Text, own: ProgressPattern | None) -> None:
             line.progress = step
             text.steps.append((line, step))
             samples.pop(line.stream, None)
+            if line.stream in parsers:
+                parsers[line.stream].progressed()
             continue
         if SAMPLE.match(line.body):
             samples[line.stream] = line.no

@@ -208,6 +208,62 @@ AssertionError: can only test a child process
     assert say("\n".join(ignored.splitlines()[1:])).kind == "healthy", "what __del__ raises is ignored by Python itself"
 
 
+def test_a_hook_that_failed_only_masks_the_real_error(say: Say) -> None:
+    masked = """\
+Error in sys.excepthook:
+Traceback (most recent call last):
+  File "/opt/venv/lib/python3.12/site-packages/tracker/hooks.py", line 12, in hook
+    self.send()
+PermissionError: [Errno 13] Permission denied: '/run/tracker'
+
+Original exception was:
+Traceback (most recent call last):
+  File "/root/work/train.py", line 3, in <module>
+    go()
+"""
+    known = say(masked + "OSError: [Errno 28] No space left on device\n")
+    assert (known.kind, known.user_frame) == ("disk_full", "/root/work/train.py:3")
+    unknown = say(masked + "PlanError: no\n")
+    assert (unknown.kind, unknown.root_exception) == ("tracker_hook_masks_error", "PlanError: no")
+
+
+def test_output_flushed_behind_the_error_that_ended_it_heals_nothing(say: Say) -> None:
+    whole = "".join(f"step {n} loss 2.3\n" for n in range(40))
+    assert say(OOM.replace("[rank2]: ", "") + whole).kind == "cuda_oom"
+
+
+def test_the_rank_that_the_launcher_names_failed_whatever_its_peers_printed_later(say: Say) -> None:
+    steps = "".join(f"[rank2]: step {n} loss 2.3\n" for n in range(100, 140))
+    d = say("[rank2]: step 99 loss 2.3\n" + OOM + steps + SUMMARY)
+    assert (d.kind, d.root_rank) == ("cuda_oom", 2)
+    other = SUMMARY.replace("rank      : 2 (local_rank: 2)", "rank      : 3 (local_rank: 3)")
+    assert say("[rank2]: step 99 loss 2.3\n" + OOM + steps + other).kind == "root_cause_not_shown"
+
+
+def test_a_group_with_different_leaves_is_said_as_such(say: Say) -> None:
+    group = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "/root/work/run.py", line 40, in <module>
+  |     asyncio.run(main())
+  | ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/root/work/run.py", line 20, in feed
+    |     write()
+    | OSError: [Errno 28] No space left on device
+    +---------------- 2 ----------------
+    | Traceback (most recent call last):
+    |   File "/root/work/run.py", line 25, in look
+    |     read()
+    | OSError: [Errno 24] Too many open files
+    +------------------------------------
+"""
+    d = say(group)
+    assert d.kind == "exception_group" and {"disk_full", "too_many_open_files"} <= set(d.also)
+    same = say(group.replace("[Errno 24] Too many open files", "[Errno 28] No space left on device"))
+    assert (same.kind, same.root_exception) == ("disk_full", "OSError: [Errno 28] No space left on device")
+
+
 def test_a_persons_ctrl_c_before_every_error_decides_and_after_one_does_not(say: Say) -> None:
     ctrl_c = """\
 ^CTraceback (most recent call last):

@@ -53,6 +53,16 @@ def test_an_error_deep_inside_a_large_log_is_found_with_its_line_number(say: Say
     assert d.evidence[0].number == 17_004
 
 
+def test_what_stands_around_an_error_deep_inside_a_log_is_read_too(say: Say) -> None:
+    quiet = [f"heartbeat {n} ok" for n in range(6_000)]
+    error = ["OSError: [Errno 28] No space left on device"]
+    steps = [f"step {n}/99000 loss 2.3" for n in range(100, 120)]
+    later = [f"step {n}/99000 loss 2.3" for n in range(120, 140)]
+    assert say("\n".join([*quiet, *steps, *error, *later, *quiet])).kind == "healthy", "the steps after it"
+    again = steps[:5]  # steps that had been done before are no progress
+    assert say("\n".join([*quiet, *later, *error, *again, *quiet])).kind == "disk_full", "the steps before it"
+
+
 def test_any_chunking_gives_the_same_answer(triage: Triage) -> None:
     lines = list(training("torchtitan", 6_000))
     lines[4_000:4_000] = [
