@@ -23,7 +23,10 @@ _ANY_TYPE = re.compile(r"^(?P<type>[A-Za-z_][\w.<>]{1,120})(?::(?:\s(?P<message>
 CAUSE = "The above exception was the direct cause of the following exception"
 CONTEXT = "During handling of the above exception, another exception occurred"
 THREAD = re.compile(r"^Exception in thread (?P<name>.*?):?(?:Traceback|$)|^Process (?P<process>[\w-]+(?::\d+)*):\s*$")
-IGNORED = re.compile(r"Exception ignored (?:in|on|while)\b|^Traceback \(most recent call last\): \(ignored\)")
+IGNORED = re.compile(
+    r"Exception ignored (?:in|on|while)\b|^-{3} Logging error -{3}|^Call stack:|^Error in atexit\._run_exitfuncs"
+    r"|^Traceback \(most recent call last\): \(ignored\)"
+)
 _CARETS = re.compile(r"^\s*[\^~ ]*[\^~][\^~ ]*$")
 _REPEATED = re.compile(r"^\s*\[Previous line repeated \d+ more times?\]")
 _NESTED = re.compile(r"Original Traceback|\(RANK \d+\)|traceback :")
@@ -403,7 +406,10 @@ class TracebackParser:
             return
         self._open = None
         record = now.record
-        if record.segments[0].frames and record.segments[0].frames[0].function == "__del__":
+        frames = record.segments[0].frames
+        if frames and (
+            frames[0].function == "__del__" or frames[-1].path.endswith("multiprocessing/resource_tracker.py")
+        ):
             record.noise = True  # Python prints and ignores what is raised there
         record.cut = record.form != "stack" and record.segments[-1].head is None
         if record.cut and record.segments[-1].relation == "inner" and len(record.segments) > 1 and not cut:

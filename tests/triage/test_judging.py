@@ -264,6 +264,31 @@ def test_a_group_with_different_leaves_is_said_as_such(say: Say) -> None:
     assert (same.kind, same.root_exception) == ("disk_full", "OSError: [Errno 28] No space left on device")
 
 
+def test_what_python_prints_and_ignores_is_no_crash(say: Say) -> None:
+    logging = """\
+--- Logging error ---
+Traceback (most recent call last):
+  File "/usr/lib/python3.11/logging/__init__.py", line 1110, in emit
+    msg = self.format(record)
+TypeError: not all arguments converted during string formatting
+Call stack:
+  File "/root/work/train.py", line 9, in <module>
+    main()
+  File "/root/work/train.py", line 5, in main
+    log.info("a", 1)
+Message: 'a'
+Arguments: (1,)
+"""
+    tracker = """\
+Traceback (most recent call last):
+  File "/usr/lib/python3.11/multiprocessing/resource_tracker.py", line 239, in main
+    cache[rtype].remove(name)
+KeyError: '/mp-2k3j'
+"""
+    for text in (logging, tracker):
+        assert say(text).kind == "healthy"
+
+
 def test_a_persons_ctrl_c_before_every_error_decides_and_after_one_does_not(say: Say) -> None:
     ctrl_c = """\
 ^CTraceback (most recent call last):
