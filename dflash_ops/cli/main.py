@@ -42,6 +42,8 @@ COMMANDS: dict[str, Entry] = {
     "logs": Entry("logs", "The job's output, from one worker or all."),
     "stop": Entry("stop", "Stop a job: save, then exit; by force only after the grace time."),
     "attach": Entry("attach", "Open the job's tmux session in this terminal."),
+    "triage": Entry("triage", "Name the cause of a crash from logs, a pane, standard input or a job."),
+    "playbooks": Entry("playbooks", "The kinds of failure: list, show, lint, test."),
     "demo": Entry("demo", "The whole way on this machine with a tiny target: train, watch, evaluate, export."),
 }
 
@@ -77,6 +79,8 @@ class LazyGroup(TyperGroup):
 def load_command(name: str, entry: Entry) -> Any:
     """The click command of one entry, its module imported now."""
     module = importlib.import_module(f"dflash_ops.cli.{entry.module}")
+    if (group := getattr(module, "app", None)) is not None:  # a command with commands of its own
+        return get_command(group)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(name, help=module.command.__doc__ or entry.help)(module.command)
     return get_command(app)

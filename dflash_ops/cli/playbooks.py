@@ -13,7 +13,13 @@ from dflash_ops.triage import Triage, compile_playbooks
 from dflash_ops.triage.examples import check, examples
 from dflash_ops.triage.lint import lint as find_faults
 
-app = typer.Typer(help="The kinds of failure that triage knows, as data.", no_args_is_help=True)
+app = typer.Typer(
+    help="The kinds of failure that triage knows, as data.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 _FOLDER = typer.Option([], "--playbooks", metavar="DIR", help="A folder of your own kinds; adds or overrides.")
 
 
