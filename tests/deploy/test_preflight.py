@@ -97,7 +97,12 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path, stub: Request)
 def test_a_damaged_checkpoint_is_to_be_set_aside_and_fresh_does_not_look_at_it(tmp_path: Path, stub: Request) -> None:
     damaged = tmp_path / "root/checkpoints/step-00000010"
     damaged.mkdir(parents=True)
-    fault = {"what": "it has another hash", "where": f"{damaged}/weights.safetensors", "next": "--resume PATH"}
+    fault: dict[str, Any] = {
+        "what": "it has another hash",
+        "where": f"{damaged}/weights.safetensors",
+        "next": "--resume PATH",
+    }
+    fault["exit_code"] = 5
     answer(tmp_path, ok=False, errors=[fault], needs=None)
     check = by_name(run_checks(Request(**{**vars(stub), "begin": "resume"})).checks)["checkpoint"]
     assert check.status == "failed"
@@ -105,6 +110,11 @@ def test_a_damaged_checkpoint_is_to_be_set_aside_and_fresh_does_not_look_at_it(t
     answer(tmp_path, ok=True, errors=[], needs={})
     found, _ = checks.trainer(Request(**{**vars(stub), "begin": "fresh"}), "run.toml")
     assert "--checkpoints" not in found[1].what
+    # A whole checkpoint of another drafter: the older ones are of the same, so setting this one aside helps nobody.
+    other = {"what": "it holds another drafter", "where": str(damaged), "next": "correct [drafter]", "exit_code": 2}
+    answer(tmp_path, ok=False, errors=[other], needs=None)
+    check = by_name(run_checks(Request(**{**vars(stub), "begin": "resume"})).checks)["config"]
+    assert (check.status, check.next) == ("failed", "correct [drafter]")
 
 
 def test_the_trainer_is_asked_for_json_where_python_reads_no_toml(

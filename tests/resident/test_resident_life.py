@@ -340,6 +340,13 @@ time.sleep(300)
     assert both.error is not None and (both.error.worker, both.error.message) == ("drafter0", "RuntimeError: first")
     wait_for(lambda: one.events("checkpoint"), "the journal")
     assert one.events("checkpoint")[0].data == {"step": 20, "path": "checkpoints/step-00000020"}
+    # What is set aside is no checkpoint of this job any more, neither now nor for the attempt after it.
+    one.ok("stop", "--grace", "10")
+    (one.root / "checkpoints/step-00000020").mkdir(parents=True)
+    assert one.ok("aside", "--reason", "fresh")["moved"] is True
+    one.until(lambda s: s.checkpoint is None, "no checkpoint")
+    one.start()
+    assert one.stepping().checkpoint is None
 
 
 def test_hung_and_slow_follow_the_jobs_limits(one: Lab) -> None:
