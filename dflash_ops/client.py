@@ -26,11 +26,13 @@ STOP_MORE_S = 120.0
 
 #: One exec for a status. The loop's snapshot.json is believed under the conditions of docs/resident.md (younger than
 #: 3 s, its writer lives, no attempt began or ended since); else the resident looks anew. `$1` root, `$2` python: paths
-#: are never part of the shell's text. The first line says that machine's clock and who answered.
+#: are never part of the shell's text. A zombie has ended: init of a container may reap late or never. The first line
+#: says that machine's clock and who answered.
 LOOK = r"""
 n=$(date +%s); r="$1/run"; s="$r/snapshot.json"; z="$1/resident/current.pyz";
 m=$(stat -c %Y -- "$s" 2>/dev/null) && a=$((n-m)) && [ $a -le 2 ] && [ $a -ge -2 ]
-&& p=$(sed -n 's/.*"pid": *\([0-9][0-9]*\).*/\1/p' "$r/resident.json" 2>/dev/null) && [ -d "/proc/${p:-none}" ]
+&& p=$(sed -n 's/.*"pid": *\([0-9][0-9]*\).*/\1/p' "$r/resident.json" 2>/dev/null)
+&& case "$(sed -n 's/^State:[[:space:]]*//p' "/proc/${p:-none}/status" 2>/dev/null)" in ''|[ZX]*) false;; esac
 && [ ! "$r/attempts" -nt "$s" ]
 && l=$(ls "$r/attempts" 2>/dev/null | sort -n | tail -n 1) && [ ! "$r/attempts/$l/exit.json" -nt "$s" ]
 && t=$(cat -- "$s" 2>/dev/null) && { printf '%s file\n%s\n' "$n" "$t"; exit 0; };
