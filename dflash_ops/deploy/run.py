@@ -383,5 +383,5 @@ class Deployment:
         raise StartError(
             f"attempt {self.result.attempt} ended at once: {how}{first}\n{text}",
             f"{self.where}/run/attempts/{self.result.attempt}/log",
-            f"correct the cause, then: dflash-ops deploy {self.job.name}",
+            f"see the cause: dflash-ops triage --job {self.job.name}; then: dflash-ops deploy {self.job.name}",
         )
