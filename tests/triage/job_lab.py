@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -64,6 +65,11 @@ class JobLab:
             f'command = ["python3", "{self.script}"]\nprogress = \'{self.progress}\'\n'
         )
         return file
+
+    def copy(self, folder: Path, said: Callable[[], tuple[str, str]]) -> JobLab:
+        """The same job's files elsewhere, free to be damaged; its pane stays with this one."""
+        shutil.copytree(self.root, folder / "root", symlinks=True, ignore=shutil.ignore_patterns("inductor"))
+        return JobLab(folder, self.pyz, said, self.socket)
 
     def deploy(self) -> None:
         """What `deploy` leaves there: the resident, and nothing started."""

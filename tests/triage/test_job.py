@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +87,62 @@ def below(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 
 @pytest.fixture
-def toy(tmp_path: Path, pyz: Path, capfd: pytest.CaptureFixture[str], below: Kernel) -> Iterator[JobLab]:
-    def said() -> tuple[str, str]:
+def said(capfd: pytest.CaptureFixture[str]) -> Callable[[], tuple[str, str]]:
+    def read() -> tuple[str, str]:
         seen = capfd.readouterr()
         return seen.out, seen.err
 
+    return read
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory, pyz: Path) -> Iterator[JobLab]:
+    """Two attempts that really ran: the first met a full disk, the second ran out of GPU memory. Not to be changed."""
+    lab = JobLab(tmp_path_factory.mktemp("both"), pyz, lambda: ("", ""))
+    lab.deploy()
+    try:
+        assert (lab.start(DISK), lab.start(CRASH)) == (1, 2)
+        yield lab
+    finally:
+        lab.end()
+
+
+@pytest.fixture
+def crashed(both: JobLab, said: Callable[[], tuple[str, str]], below: Kernel) -> JobLab:
+    both.said = said
+    return both
+
+
+@pytest.fixture
+def spoilt(both: JobLab, tmp_path: Path, said: Callable[[], tuple[str, str]], below: Kernel) -> JobLab:
+    """The files of `both` once more, to be changed."""
+    return both.copy(tmp_path, said)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory, pyz: Path) -> Iterator[tuple[JobLab, int]]:
+    """An attempt whose launcher was really killed, and its pid."""
+    lab = JobLab(tmp_path_factory.mktemp("killed"), pyz, lambda: ("", ""))
+    lab.deploy()
+    try:
+        at = lab.attempt(lab.start(ENDLESS, wait=False))
+        launcher = json.loads((at / "start.json").read_text())["launcher"]["pid"]
+        os.kill(launcher, signal.SIGKILL)
+        lab.wait(at / "exit.json")
+        yield lab, launcher
+    finally:
+        lab.end()
+
+
+@pytest.fixture
+def killed(ended: tuple[JobLab, int], said: Callable[[], tuple[str, str]], below: Kernel) -> tuple[JobLab, int]:
+    ended[0].said = said
+    return ended
+
+
+@pytest.fixture
+def toy(tmp_path: Path, pyz: Path, said: Callable[[], tuple[str, str]], below: Kernel) -> Iterator[JobLab]:
+    """Deployed, never started."""
     lab = JobLab(tmp_path, pyz, said)
     lab.deploy()
     try:
@@ -116,10 +167,9 @@ def closed(schema: Any) -> Any:
     return {"additionalProperties": False, **tight} if isinstance(tight.get("properties"), dict) else tight
 
 
-def test_a_crash_is_named_from_the_newest_attempt_alone(toy: JobLab) -> None:
+def test_a_crash_is_named_from_the_newest_attempt_alone(crashed: JobLab) -> None:
     """Two attempts with two causes: the newest counts, `--attempt 1` shows the first."""
-    assert toy.start(DISK) == 1
-    assert toy.start(CRASH) == 2
+    toy = crashed
     said = toy.triage("--json")
     assert said.code == 0, said.err
     row = said.row
@@ -139,12 +189,11 @@ def test_a_crash_is_named_from_the_newest_attempt_alone(toy: JobLab) -> None:
     assert (pane["status"], pane["note"]) == ("none", "it shows a later attempt")
 
 
-def test_the_text_for_people_begins_with_the_verdict_and_keeps_its_sections_apart(toy: JobLab) -> None:
-    toy.start(CRASH)
-    said = toy.triage()
+def test_the_text_for_people_begins_with_the_verdict_and_keeps_its_sections_apart(crashed: JobLab) -> None:
+    said = crashed.triage()
     assert said.code == 0, said.err
     rows = said.out.splitlines()
-    assert rows[0].startswith("toy, attempt 1: cuda_oom  Out of GPU memory")
+    assert rows[0].startswith("toy, attempt 2: cuda_oom  Out of GPU memory")
     for title in ("Evidence", "What it means", "Why we think so", "What to do", "Not available"):
         assert rows[rows.index(title) - 1] == "", f"no empty line before {title}"
     at = rows.index("Evidence") + 1
@@ -153,12 +202,9 @@ def test_the_text_for_people_begins_with_the_verdict_and_keeps_its_sections_apar
     assert said.out.endswith("\n")
 
 
-def test_a_kill_that_only_the_kernel_explains(toy: JobLab, below: Kernel) -> None:
+def test_a_kill_that_only_the_kernel_explains(killed: tuple[JobLab, int], below: Kernel) -> None:
     """kill -9 without a word of the kernel is one guess; with its word it is the OOM killer, with the time of day."""
-    number = toy.start(ENDLESS, wait=False)
-    launcher = json.loads((toy.attempt(number) / "start.json").read_text())["launcher"]["pid"]
-    os.kill(launcher, signal.SIGKILL)
-    toy.wait(toy.attempt(number) / "exit.json")
+    toy, launcher = killed
     alone = toy.triage("--json").row
     assert alone["class"] == "host_oom_sigkill"
     assert alone["confidence"] < 0.8
@@ -173,11 +219,9 @@ def test_a_kill_that_only_the_kernel_explains(toy: JobLab, below: Kernel) -> Non
     assert toy.triage("--json").row["class"] == "host_oom_sigkill", "a kill of before the attempt is not its end"
 
 
-def test_counters_speak_only_where_no_kernel_log_does(toy: JobLab, below: Kernel) -> None:
+def test_counters_speak_only_where_no_kernel_log_does(killed: tuple[JobLab, int], below: Kernel) -> None:
     """memory.events counts since the container was made: beside a readable kernel log it proves nothing."""
-    number = toy.start(ENDLESS, wait=False)
-    os.kill(json.loads((toy.attempt(number) / "start.json").read_text())["launcher"]["pid"], signal.SIGKILL)
-    toy.wait(toy.attempt(number) / "exit.json")
+    toy, _ = killed
     below.memory = "/sys/fs/cgroup/lxc/200/memory.events\noom 3\noom_kill 3"
     assert toy.triage("--json").row["class"] == "host_oom_sigkill"
     below.refused = "dmesg: read kernel buffer failed: Operation not permitted"
@@ -186,31 +230,30 @@ def test_counters_speak_only_where_no_kernel_log_does(toy: JobLab, below: Kernel
     assert "Operation not permitted" in refused.missing("kernel log")
 
 
-def test_every_text_that_cannot_be_had_is_named_and_the_others_are_read(toy: JobLab, below: Kernel) -> None:
-    toy.start(CRASH)
+def test_every_text_that_cannot_be_had_is_named_and_the_others_are_read(spoilt: JobLab, below: Kernel) -> None:
+    toy = spoilt
     below.unreachable = True
-    toy.tmux("kill-server")
-    (toy.attempt(1) / "exit.json").write_text("{torn")
-    (toy.attempt(1) / "logs").mkdir()
-    (toy.attempt(1) / "logs/drafter0.log").mkdir()
+    (toy.attempt(2) / "exit.json").write_text("{torn")
+    (toy.attempt(2) / "logs").mkdir()
+    (toy.attempt(2) / "logs/drafter0.log").mkdir()
     said = toy.triage("--json")
     valid(said.row)
     assert said.row["class"] == "cuda_oom"
     assert "no route" in said.missing("kernel log")
     assert "no route" in said.missing("memory events")
-    assert "no tmux session" in said.missing("attempt 1, pane")
-    assert "damaged" in said.missing("attempt 1, exit.json")
+    assert "belongs to somebody else" in said.missing("attempt 2, pane")
+    assert "damaged" in said.missing("attempt 2, exit.json")
     assert "irectory" in said.missing("logs/drafter0.log")
     assert "not installed" in said.missing("nvidia-smi")
     assert (said.source("error.json")["status"], said.source("error.json")["note"]) == ("none", "none was written")
-    (toy.attempt(1) / "log").unlink()
+    (toy.attempt(2) / "log").unlink()
     blind = toy.triage("--json")
     assert blind.code == 0
-    assert "no such file" in blind.missing("attempt 1, log")
+    assert "no such file" in blind.missing("attempt 2, log")
 
 
-def test_a_tmux_server_that_does_not_answer_costs_its_deadline_only(toy: JobLab) -> None:
-    toy.start(CRASH)
+def test_a_tmux_server_that_does_not_answer_costs_its_deadline_only(crashed: JobLab) -> None:
+    toy = crashed
     server = int(toy.tmux("display-message", "-p", "#{pid}").stdout)
     os.kill(server, signal.SIGSTOP)
     try:
@@ -218,13 +261,13 @@ def test_a_tmux_server_that_does_not_answer_costs_its_deadline_only(toy: JobLab)
     finally:
         os.kill(server, signal.SIGCONT)
     assert said.row["class"] == "cuda_oom"
-    assert "no answer within" in said.missing("attempt 1, pane")
+    assert "no answer within" in said.missing("attempt 2, pane")
 
 
-def test_worker_logs_and_reports_come_along(toy: JobLab) -> None:
+def test_worker_logs_and_reports_come_along(spoilt: JobLab) -> None:
     """The launcher's log only says that a worker failed; the worker's own report names the cause."""
-    toy.start(STEPS + "print('dflash event=worker_exit worker=target0 life=0 exitcode=1')\nsys.exit(1)\n")
-    at = toy.attempt(1)
+    at = spoilt.attempt(2)
+    (at / "log").write_text("it 5/100 loss 0.8\ndflash event=worker_exit worker=target0 life=0 exitcode=1\n")
     (at / "errors/target0").mkdir(parents=True)
     report = {
         "message": {
@@ -240,18 +283,17 @@ def test_worker_logs_and_reports_come_along(toy: JobLab) -> None:
     (at / "errors/target0/error.json").write_text(json.dumps(report))
     (at / "logs").mkdir()
     (at / "logs/target0.log").write_bytes(b"\x00\xff binary \x1b[31m" + DISK.encode())
-    said = toy.triage("--json").row
+    said = spoilt.triage("--json").row
     assert said["class"] == "disk_full"
     assert said["evidence"][0]["source"] == "errors/target0/error.json"
 
 
-def test_of_a_long_log_the_end_is_read_and_its_lines_keep_their_numbers(toy: JobLab) -> None:
-    toy.start(CRASH)
-    log = toy.attempt(1) / "log"
+def test_of_a_long_log_the_end_is_read_and_its_lines_keep_their_numbers(spoilt: JobLab) -> None:
+    log = spoilt.attempt(2) / "log"
     crash = log.read_bytes()
     log.write_bytes(b"".join(b"it %d/900000 loss 2.0\n" % n for n in range(1, 60_000)) + crash)
     rows = log.read_bytes().splitlines()
-    said = toy.triage("--json", "--mib", "0.2")
+    said = spoilt.triage("--json", "--mib", "0.2")
     cause = said.row["evidence"][0]
     assert b"CUDA out of memory" in rows[cause["number"] - 1]
     assert said.row["why"][0].startswith(f"line {cause['number']}:")
@@ -260,7 +302,9 @@ def test_of_a_long_log_the_end_is_read_and_its_lines_keep_their_numbers(toy: Job
     assert "from its line" in note
 
 
-def test_never_deployed_never_started_no_such_attempt_and_paths_beside(toy: JobLab, tmp_path: Path) -> None:
+def test_never_deployed_never_started_no_such_attempt_and_paths_beside(
+    toy: JobLab, crashed: JobLab, tmp_path: Path
+) -> None:
     (toy.root / "resident/current.pyz").rename(tmp_path / "away")
     never = toy.triage()
     assert (never.code, never.out) == (1, "")
@@ -269,10 +313,9 @@ def test_never_deployed_never_started_no_such_attempt_and_paths_beside(toy: JobL
     empty = toy.triage("--json")
     assert (empty.code, empty.out) == (2, "")
     assert "nothing was ever started" in empty.err
-    toy.start(CRASH)
-    other = toy.triage("--attempt", "7")
+    other = crashed.triage("--attempt", "7")
     assert other.code == 2
-    assert "there is no attempt 7" in other.err and "use one of 1" in other.err
+    assert "there is no attempt 7" in other.err and "use one of 1, 2" in other.err
     both = toy.triage("some.log")
     assert both.code == 2
     assert "exclude each other" in both.err
@@ -303,7 +346,8 @@ def test_a_resident_that_is_older_says_what_works_with_it(toy: JobLab) -> None:
     assert "dflash-ops logs toy" in said.err
 
 
-def test_own_kinds_of_the_inventory_are_used_and_a_missing_folder_is_a_fault_with_its_line(toy: JobLab) -> None:
+def test_own_kinds_of_the_inventory_are_used_and_a_missing_folder_is_a_fault_with_its_line(spoilt: JobLab) -> None:
+    toy = spoilt
     folder = toy.folder / "kinds"
     folder.mkdir()
     (folder / "mine.toml").write_text(
@@ -311,9 +355,12 @@ def test_own_kinds_of_the_inventory_are_used_and_a_missing_folder_is_a_fault_wit
         'grade = "N"\npriority = 60\nmeaning = "It bites."\nreferences = ["own"]\n[[kind.signature]]\nliteral = "the gremlin bit"\n'
         'where = "exception"\n[[kind.remedy]]\naction = "tell"\ngrade = "N"\ntext = "Feed it."\n[[kind.example]]\ntext = """\nRuntimeError: the gremlin bit rank 2\n"""\ncause = "RuntimeError: the gremlin bit rank 2"\n'
     )
-    toy.start(STEPS + "raise RuntimeError('the gremlin bit rank 2')\n")
+    (toy.attempt(2) / "log").write_text(
+        'Traceback (most recent call last):\n  File "/root/train.py", line 7, in <module>\n    bite()\n'
+        "RuntimeError: the gremlin bit rank 2\n"
+    )
     assert toy.triage("--json").row["class"] == "unrecognised_error"
-    for top in ('playbooks = "kinds"', 'playbooks = ["kinds"]', f'playbooks = ["{folder}"]'):
+    for top in ('playbooks = "kinds"', f'playbooks = ["{folder}"]'):
         assert toy.triage("--json", top=top).row["class"] == "my_gremlin", top
     assert toy.triage("--json", "--playbooks", str(folder)).row["class"] == "my_gremlin"
     gone = toy.triage(top='playbooks = "no-such"')
@@ -321,8 +368,8 @@ def test_own_kinds_of_the_inventory_are_used_and_a_missing_folder_is_a_fault_wit
     assert "key playbooks" in gone.err and "no-such" in gone.err
 
 
-def test_status_of_a_crashed_job_names_the_command(toy: JobLab) -> None:
-    toy.start(CRASH)
+def test_status_of_a_crashed_job_names_the_command(crashed: JobLab) -> None:
+    toy = crashed
     toy.said()
     run(["status", "-i", str(toy.inventory()), "toy"])
     assert "dflash-ops triage --job toy" in toy.said()[0]
