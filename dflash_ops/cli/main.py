@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import difflib
 import errno
+import functools
 import importlib
 import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -86,8 +87,22 @@ def load_command(name: str, entry: Entry) -> Any:
     if (group := getattr(module, "app", None)) is not None:  # a command with commands of its own
         return get_command(group)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(name, help=module.command.__doc__ or entry.help)(module.command)
+    app.command(name, help=module.command.__doc__ or entry.help)(_interruptible(module.command))
     return get_command(app)
+
+
+def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Ctrl-C ends a command with 130 and a word: typer would end it with 130 and an empty line."""
+
+    @functools.wraps(command)
+    def run_it(*args: Any, **options: Any) -> Any:
+        try:
+            return command(*args, **options)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
+
+    return run_it
 
 
 def _version(value: bool) -> None:
