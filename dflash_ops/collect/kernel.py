@@ -26,16 +26,16 @@ AFTER_S = 120.0
 OUTLIVED_S = 300.0
 
 #: `$1` mark of a section's end, `$2` container or empty, `$3` a process of the job or empty, `$4` start, epoch seconds.
-#: Each section ends with a line `<mark> <name> <exit code>`; the last one's end says that nothing was cut.
+#: Each section ends with a line `<mark> <name>`; the last one's end says that nothing was cut.
 #: The kernel stamps with the monotonic clock; /proc/uptime is a container's own where lxcfs covers it.
 ASK = r"""{
 LC_ALL=C; export LC_ALL; m=$1
 printf 'now %s\n' "$(date +%s)"
 printf 'up %s\n' "$(python3 -Sc 'import time; print(time.monotonic())' 2>/dev/null || cut -d' ' -f1 /proc/uptime)"
-printf '\n%s clock 0\n' "$m"
-dmesg 2>&1; printf '\n%s dmesg %s\n' "$m" $?
+printf '\n%s clock\n' "$m"
+dmesg 2>&1; printf '\n%s dmesg\n' "$m"
 journalctl -k -b -q --no-pager -o short-monotonic --since "@$4" 2>&1 | tail -c 8388608
-printf '\n%s journal 0\n' "$m"
+printf '\n%s journal\n' "$m"
 for f in ${2:+"/sys/fs/cgroup/lxc/$2/memory.events" "/sys/fs/cgroup/memory/lxc/$2/ns/memory.oom_control" \
 "/sys/fs/cgroup/memory/lxc/$2/memory.oom_control"}; do
 [ -r "$f" ] && { printf '%s\n' "$f"; cat "$f"; break; }; done
@@ -48,7 +48,7 @@ while f="$b${d%/}/memory.events"; g="$b${d%/}/memory.oom_control"; [ ! -r "$f" ]
 [ -r "$f" ] || f=$g
 [ -r "$f" ] && { printf '%s\n' "$f"; cat "$f"; break; }
 done
-fi; printf '\n%s memory 0\n' "$m"; exit 0
+fi; printf '\n%s memory\n' "$m"; exit 0
 }
 """
 
@@ -93,7 +93,7 @@ def fetch(place: KernelHost, evidence: Evidence) -> tuple[Part, Part]:
     if {"clock", "dmesg", "journal", "memory"} - set(found):
         said = (done.error_text or done.text).strip()[-300:] or f"exit code {done.rc}"
         raise ContractError(f"the host answered in part only: {said}", place.host.name, "ask again")
-    return _kernel(found, evidence, place.container), _memory(found["memory"][0])
+    return _kernel(found, evidence, place.container), _memory(found["memory"])
 
 
 def asked(inventory: Inventory, job: Job, evidence: Evidence) -> tuple[Part, Part]:
@@ -111,26 +111,25 @@ def asked(inventory: Inventory, job: Job, evidence: Evidence) -> tuple[Part, Par
         )
 
 
-def _sections(text: str, mark: str) -> dict[str, tuple[str, int]]:
-    found: dict[str, tuple[str, int]] = {}
+def _sections(text: str, mark: str) -> dict[str, str]:
+    found: dict[str, str] = {}
     at = 0
-    for match in re.finditer(rf"^{re.escape(mark)} (\w+) (\d+)$", text, re.MULTILINE):
-        found[match[1]] = (text[at : match.start()].strip("\n"), int(match[2]))
+    for match in re.finditer(rf"^{re.escape(mark)} (\w+)$", text, re.MULTILINE):
+        found[match[1]] = text[at : match.start()].strip("\n")
         at = match.end()
     return found
 
 
-def _kernel(found: dict[str, tuple[str, int]], evidence: Evidence, container: int | None) -> Part:
+def _kernel(found: dict[str, str], evidence: Evidence, container: int | None) -> Part:
     """From dmesg, else from the journal; the reason of both where neither may be read."""
     name = "kernel log"
-    clock = dict(line.split(" ", 1) for line in found["clock"][0].splitlines() if " " in line)
+    clock = dict(line.split(" ", 1) for line in found["clock"].splitlines() if " " in line)
     try:
         boot = float(clock["now"]) - float(clock["up"])
     except (KeyError, ValueError):
         return Part(name, "kernel", status="missing", note="the host's clock could not be read (date, /proc/uptime)")
-    dmesg, rc = found["dmesg"]
-    rows = _rows(dmesg, boot) if rc == 0 else []
-    rows = rows or _rows(found["journal"][0], boot)
+    dmesg = found["dmesg"]
+    rows = _rows(dmesg, boot) or _rows(found["journal"], boot)
     if not rows:
         why = dmesg.strip().splitlines()[-1:] or ["dmesg shows nothing"]
         return Part(name, "kernel", status="missing", note=f"{why[0][:200]}; the journal shows none of it either")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -70,11 +71,11 @@ class _Below(FakeHost):
             raise HostUnreachable("no route to the Proxmox host", "192.0.2.6")
         mark, now, up = argv[3], time.time(), 500_000.0
         if self.said.refused:
-            dmesg, rc = self.said.refused, 1
+            dmesg = self.said.refused
         else:
             rows = [(up - before, text) for before, text in self.said.lines]
-            dmesg, rc = "\n".join(["[    0.000000] Linux version 6.1", *(f"[{at:12.6f}] {t}" for at, t in rows)]), 0
-        out = f"now {now:.0f}\nup {up}\n\n{mark} clock 0\n{dmesg}\n{mark} dmesg {rc}\n\n{mark} journal 0\n{self.said.memory}\n{mark} memory 0\n"
+            dmesg = "\n".join(["[    0.000000] Linux version 6.1", *(f"[{at:12.6f}] {t}" for at, t in rows)])
+        out = f"now {now:.0f}\nup {up}\n\n{mark} clock\n{dmesg}\n{mark} dmesg\n\n{mark} journal\n{self.said.memory}\n{mark} memory\n"
         self.answer("sh", ..., stdout=out)
         return super().run(argv, **options)
 
@@ -189,7 +190,10 @@ def test_a_crash_is_named_from_the_newest_attempt_alone(crashed: JobLab) -> None
     assert (pane["status"], pane["note"]) == ("none", "it shows a later attempt")
 
 
-def test_the_text_for_people_begins_with_the_verdict_and_keeps_its_sections_apart(crashed: JobLab) -> None:
+def test_the_text_for_people_begins_with_the_verdict_and_keeps_its_sections_apart(
+    crashed: JobLab, below: Kernel
+) -> None:
+    below.refused = "dmesg: read kernel buffer failed: Operation not permitted"
     said = crashed.triage()
     assert said.code == 0, said.err
     rows = said.out.splitlines()
@@ -198,7 +202,7 @@ def test_the_text_for_people_begins_with_the_verdict_and_keeps_its_sections_apar
         assert rows[rows.index(title) - 1] == "", f"no empty line before {title}"
     at = rows.index("Evidence") + 1
     assert rows[at].split()[0].isdigit()
-    assert rows[-1].startswith("  - nvidia-smi")
+    assert any(row.startswith("  - kernel log (dmesg: read kernel buffer") for row in rows)
     assert said.out.endswith("\n")
 
 
@@ -244,7 +248,7 @@ def test_every_text_that_cannot_be_had_is_named_and_the_others_are_read(spoilt: 
     assert "belongs to somebody else" in said.missing("attempt 2, pane")
     assert "damaged" in said.missing("attempt 2, exit.json")
     assert "irectory" in said.missing("logs/drafter0.log")
-    assert "not installed" in said.missing("nvidia-smi")
+    assert "not installed" in said.missing("nvidia-smi") or shutil.which("nvidia-smi")
     assert (said.source("error.json")["status"], said.source("error.json")["note"]) == ("none", "none was written")
     (toy.attempt(2) / "log").unlink()
     blind = toy.triage("--json")
@@ -261,7 +265,27 @@ def test_a_tmux_server_that_does_not_answer_costs_its_deadline_only(crashed: Job
     finally:
         os.kill(server, signal.SIGCONT)
     assert said.row["class"] == "cuda_oom"
-    assert "no answer within" in said.missing("attempt 2, pane")
+    assert "no answer within 2 s" in said.missing("attempt 2, pane")
+
+
+def test_what_nvidia_smi_says_is_a_fact_and_evidence_only_where_it_fails(
+    spoilt: JobLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '| 0  NVIDIA H200   On | 00000000:3B:00.0 Off | 0 |'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    row = spoilt.triage("--json").row
+    valid(row)
+    assert "NVIDIA H200" in row["facts"]["nvidia_smi"]
+    assert "missing" not in row["facts"] or not any("nvidia" in m for m in row["facts"]["missing"])
+    (spoilt.attempt(2) / "log").write_text("it 5/100 loss 0.8\n")
+    tool.write_text(
+        "#!/bin/sh\necho 'Failed to initialize NVML: Driver/library version mismatch'\necho 'NVML library version: 550.54'\nexit 18\n"
+    )
+    failed = spoilt.triage("--json").row
+    assert failed["evidence"][0]["source"] == "nvidia-smi"
+    assert "version mismatch" in failed["root_exception"]
 
 
 def test_worker_logs_and_reports_come_along(spoilt: JobLab) -> None:

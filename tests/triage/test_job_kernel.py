@@ -11,7 +11,7 @@ import pytest
 from dflash_ops.collect import kernel
 from dflash_ops.collect.kernel import KernelHost, fetch, kernel_host
 from dflash_ops.contracts.evidence import Evidence, Part, decode, encode
-from dflash_ops.errors import ContractError, UsageError
+from dflash_ops.errors import ContractError, InventoryError, UsageError
 from dflash_ops.hosts.fake import FakeHost
 from dflash_ops.hosts.local import LocalHost
 from dflash_ops.inventory import load
@@ -113,7 +113,6 @@ def test_half_an_answer_is_an_error() -> None:
     host = FakeHost("proxmox").answer("sh", ..., rc=255, stdout="now 1\nup 2\n", stderr="Connection closed")
     with pytest.raises(ContractError, match="in part only: Connection closed"):
         fetch(KernelHost(host), ran(10, 5))
-    assert kernel.KernelHost(host).container is None
 
 
 def test_a_containers_kernel_is_asked_of_the_host_it_goes_through(tmp_path: Path) -> None:
@@ -164,6 +163,24 @@ def test_any_bytes_survive_the_frame_and_any_cut_is_noticed() -> None:
     for at in range(len(stream)):
         with pytest.raises(ContractError):
             decode(stream[:at])
+
+
+def test_a_part_that_is_gone_whole_is_noticed() -> None:
+    head, *parts, end = encode(WHOLE)
+    assert len(parts) == 2 * len(WHOLE.parts)
+    with pytest.raises(ContractError, match="ended early"):
+        decode(b"".join([head, *parts[2:], end]))
+
+
+@pytest.mark.parametrize("said", ["7", '""', '["a", 3]', '["a", ""]', '["a\\u0007"]', "true"])
+def test_playbooks_of_the_inventory_that_cannot_be_folders(said: str, tmp_path: Path) -> None:
+    file = tmp_path / "inventory.toml"
+    file.write_text(f"schema = 1\nplaybooks = {said}\n")
+    with pytest.raises(InventoryError) as caught:
+        load(file)
+    assert caught.value.line == 2
+    assert caught.value.key.startswith("playbooks")
+    assert caught.value.fix
 
 
 def test_the_golden_stream_loads_for_ever() -> None:
