@@ -91,5 +91,5 @@ def crash(operation: Operation, attempt: int, seen: Seen) -> StartError | None:
     return StartError(
         f"attempt {attempt} ended at once: {how}{first}\n{text}",
         f"{operation.where}/run/attempts/{attempt}/log",
-        f"correct the cause, then: dflash-ops deploy {client.job.name}",
+        f"see the cause: dflash-ops triage --job {client.job.name}; then: dflash-ops deploy {client.job.name}",
     )

@@ -25,6 +25,9 @@ SPARE_INODES = 1000
 IMPORT_S = 180.0
 TRAINER_S = 300.0
 
+#: The trainer's exit code for a checkpoint that cannot be restored whole (docs/contracts.md).
+_DAMAGED = 5
+
 _IMPORTS = """\
 import importlib, json, sys
 found = {}
@@ -189,7 +192,7 @@ def _config_fault(request: Request, error: Any, ours: str) -> Check:
     where = str(error.get("where") or "").replace(ours, theirs)
     what = str(error.get("what") or error)
     text = f"{where}: {what}" if where else what
-    if where.startswith(f"{request.checkpoints}/step-"):
+    if error.get("exit_code") == _DAMAGED and where.startswith(f"{request.checkpoints}/step-"):
         damaged = request.checkpoints / Path(where).relative_to(request.checkpoints).parts[0]
         aside = request.layout.aside
         move = shlex.join(["mkdir", "-p", str(aside)]) + " && " + shlex.join(["mv", str(damaged), f"{aside}/"])

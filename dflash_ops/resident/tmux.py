@@ -7,6 +7,7 @@ of a session only our own pane is ever ended. libtmux is imported on first use (
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import threading
 import time
@@ -55,12 +56,19 @@ def clean_environment() -> None:
     The server keeps what its first client had: a caller's TMUX_TMPDIR would hide the socket from the next caller, and
     nobody's secrets belong into `show-environment`.
     """
-    keep = {k: os.environ[k] for k in ("HOME", "USER", "LOGNAME", "SHELL") if k in os.environ}
+    keep = {k: os.environ[k] for k in ("HOME", "USER", "LOGNAME", "SHELL") if os.environ.get(k)}
     path = os.environ.get("PATH", "")
     os.environ.clear()
-    os.environ.update({"HOME": "/root" if os.getuid() == 0 else "/", "LC_ALL": "C.UTF-8", "TERM": "screen"}, **keep)
+    os.environ.update({"HOME": _home(), "LC_ALL": "C.UTF-8", "TERM": "screen"}, **keep)
     extra = [p for p in ("/usr/local/bin", "/usr/bin", "/bin") if p not in path.split(":")]
     os.environ["PATH"] = ":".join(filter(None, [path, *extra]))
+
+
+def _home() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:  # a user without a name
+        return "/"
 
 
 class Tmux:
