@@ -11,11 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import dflash_ops
 from dflash_ops.client import JobClient
 from dflash_ops.contracts import State
 from dflash_ops.errors import (
@@ -315,7 +317,8 @@ from dflash_ops.errors import ContainerMissing
 from dflash_ops.hosts.local import LocalHost
 from dflash_ops.hosts.lxc import LxcHost
 ct = LxcHost("ct200", LocalHost("here"), 200)
-done = ct.run(["sh", "-c", 'printf "%s|" "$A" "$1"; cat; exit 3', "sh", "x\\ny"], deadline=20, stdin=b"in", env={"A": "ä"})
+words = ["sh", "-c", 'printf "%s|" "$A" "$1"; cat; exit 3', "sh", "x\\ny"]
+done = ct.run(words, deadline=20, stdin=b"in", env={"A": "ä"})
 assert (done.rc, done.text) == (3, "ä|x\\ny|in"), done
 assert ct.run(["true"], deadline=600).rc == 0
 assert list(ct.stream(["seq", "2"], idle=20)) == [b"1", b"2"]
@@ -327,4 +330,6 @@ except ContainerMissing:
 
 
 def test_on_the_proxmox_host_itself_without_ssh(lab: Lab) -> None:
-    assert lab.machines["pve1"].run([sys.executable, "-c", ON_THE_PROXMOX_HOST], seconds=60) == "fine\n"
+    here = f"import sys; sys.path.insert(0, {str(Path(dflash_ops.__file__).parent.parent)!r})"
+    said = lab.machines["pve1"].run([sys.executable, "-c", here + ON_THE_PROXMOX_HOST], seconds=60)
+    assert said == "fine\n"
