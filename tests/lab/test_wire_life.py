@@ -163,7 +163,8 @@ def test_the_bundled_trainer_in_the_container(lab: Lab, tmp_path: Path, capfd: p
 def test_adopting_what_runs_in_the_container(job: Job, lab: Lab) -> None:
     container = lab.containers[200]
     (container.rootfs / "srv/train.py").write_text(
-        'import time\nfor i in range(1, 99999): print(f"step: {i}  loss: 1.0  tps: 1,000", flush=True); time.sleep(.1)\n'
+        "import time\nfor i in range(1, 99999):\n"
+        '    print(f"step: {i}  loss: 1.0  tps: 1,000", flush=True); time.sleep(.1)\n'
     )
     container.exec(["tmux", "-L", "theirs", "new-session", "-d", "-s", "dflash", f"{PYTHON} /srv/train.py"])
     adopted = job.ops("adopt", "ct200", "--session", "dflash", "--socket", "theirs", "--name", "theirs", "--json")
