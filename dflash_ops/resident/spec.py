@@ -22,7 +22,8 @@ DEFAULT_ENV = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
 }
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*\Z")
+#: What tmux would read as something else than a name (the inventory refuses the same), and what no line may hold.
+_NO_NAME = re.compile(r"[.:#\\*?\[\]{}=@$%!/\x00-\x1f\x7f]|^[-+~]|^\s|\s$|^$")
 #: Files of an attempt's folder that a job must not bring.
 RESERVED = frozenset({"start.json", "exit.json", "stop.json", "job.json", "log", "metrics.jsonl", "plan.jsonl"})
 
@@ -48,7 +49,7 @@ def check(spec: JobSpec, root: Path) -> None:
     if not spec.argv:
         raise UsageError("the job has no command", "job.json: argv", "name a command")
     for key, value in (("session", spec.session), ("socket", spec.socket)):
-        if not _NAME.match(value):  # tmux turns . and : into _, and then never finds the session again
+        if _NO_NAME.search(value):  # tmux turns . and : into _, and then never finds the session again
             raise UsageError(f"{value!r} is no tmux {key} name", f"job.json: {key}", "use letters, digits, - and _")
     for name in spec.files:
         if "/" in name or name in (".", "..", "") or name in RESERVED:

@@ -112,7 +112,7 @@ def test_every_string_that_a_user_can_give(lab: Lab, tmp_path: Path, capfd: pyte
 
 
 def test_the_bundled_trainer_in_the_container(lab: Lab, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Real steps; another topology passes the gate beside the running job, what cannot work is refused by it."""
+    """Real steps in the container; another topology passes the gate beside the running job before it takes over."""
     from trainer.smoke import MASK, write_samples, write_target
 
     material = tmp_path / "material"
@@ -135,18 +135,6 @@ def test_the_bundled_trainer_in_the_container(lab: Lab, tmp_path: Path, capfd: p
         assert first.code == 0, first.err
         assert first.json["state"] == "stepping"
         assert first.json["gate"] is None
-        launcher = json.loads((job.there / "run/attempts/1/start.json").read_text())["launcher"]
-
-        # more drafters than their loss can take: found before the running job is touched
-        broken = {**trainer, "train": {**trainer["train"], "lr": 1e30}}  # type: ignore[dict-item]
-        job.write(trainer={**broken, "target_devices": ["cpu"], "drafter_devices": ["cpu", "cpu"]})
-        refused = job.ops("deploy", "--replace", "--resume")
-        assert refused.code == 3, refused.err
-        assert "smoke gate" in refused.err
-        assert "was not touched" in refused.err
-        assert json.loads((job.there / "run/attempts/1/start.json").read_text())["launcher"] == launcher
-        assert job.until(stepping)["attempt"] == 1
-
         job.write(trainer={**trainer, "target_devices": ["cpu"], "drafter_devices": ["cpu", "cpu"]})
         second = job.ops("deploy", "--replace", "--resume", "--json")
         assert second.code == 0, second.err
@@ -155,7 +143,7 @@ def test_the_bundled_trainer_in_the_container(lab: Lab, tmp_path: Path, capfd: p
         assert "flex attention and its compilation" in gate["not_exercised"]
         assert "1 targets and 2 drafters on the CPU" in gate["what"]
         assert second.json["state"] == "stepping"
-        assert not list(job.there.glob("run/gate/*/smoke")) or len(list(job.there.glob("run/gate/*"))) == 1
+        assert not list(job.there.glob("run/gate/*"))
         assert job.ops("stop").code == 0
         assert job.status["exit"]["rc"] == 3
 
@@ -163,8 +151,8 @@ def test_the_bundled_trainer_in_the_container(lab: Lab, tmp_path: Path, capfd: p
 def test_adopting_what_runs_in_the_container(job: Job, lab: Lab) -> None:
     container = lab.containers[200]
     (container.rootfs / "srv/train.py").write_text(
-        "import time\nfor i in range(1, 99999):\n"
-        '    print(f"step: {i}  loss: 1.0  tps: 1,000", flush=True); time.sleep(.1)\n'
+        "import time\nfor i in range(1, 99999):\n "
+        'print(f"step: {i}  loss: 1.0  tps: 1,000", flush=True), time.sleep(.1)\n'
     )
     container.exec(["tmux", "-L", "theirs", "new-session", "-d", "-s", "dflash", f"{PYTHON} /srv/train.py"])
     adopted = job.ops("adopt", "ct200", "--session", "dflash", "--socket", "theirs", "--name", "theirs", "--json")
@@ -247,7 +235,7 @@ def test_an_environment_from_a_lock_file(job: Job, lab: Lab, tmp_path: Path) -> 
     refused = job.ops("deploy", "--replace", "--resume")
     assert refused.code == 1
     assert "lockedthing==9.9" in refused.err
-    assert [p.name for p in job.there.glob("venvs/*")] == [venv.name]
+    assert [p.name for p in job.there.glob("venvs/[!.]*")] == [venv.name]
     assert job.until(stepping)["attempt"] == 2
     lock.write_text("lockedthing>=1\n")
     unpinned = job.ops("deploy", "--replace", "--resume")
