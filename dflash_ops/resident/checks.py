@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from dflash_ops.errors import StartError
-from dflash_ops.resident import machine
+from dflash_ops.errors import ContractError, StartError, UsageError
+from dflash_ops.resident import machine, spec
 from dflash_ops.resident.preflight import Check, Needs, Request
 from dflash_ops.resident.receive import explain
 from dflash_ops.resident.tmux import Tmux, TmuxSilent
@@ -55,6 +55,15 @@ def _failed(name: str, what: str, next: str) -> Check:
 
 def _skipped(name: str, what: str) -> Check:
     return Check(name, "skipped", what)
+
+
+def job(request: Request) -> list[Check]:
+    """What `start` would refuse in the job itself: said here, while a job that runs still does."""
+    try:
+        spec.check(request.spec, Path(request.spec.root))
+    except (UsageError, ContractError) as error:
+        return [_failed("job", f"{error.where}: {error.what}", error.next or "correct the job in the inventory")]
+    return []
 
 
 def root(request: Request) -> list[Check]:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,14 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path, stub: Request)
     assert "data.jsonl:7" in failed[1].what
     assert "jobs.j.trainer.workers" in failed[0].what
     assert all(c.next for c in failed)
+
+
+def test_what_start_would_refuse_is_told_before_anything_is_stopped(tmp_path: Path) -> None:
+    asked = request(tmp_path / "root")
+    bad = Request(**{**vars(asked), "spec": replace(asked.spec, session="a.b")})
+    check = by_name(run_checks(bad).checks)["job"]
+    assert (check.status, check.next) == ("failed", "use letters, digits, - and _")
+    assert "session" in check.what and "job" not in by_name(run_checks(asked).checks)
 
 
 def test_a_damaged_checkpoint_is_to_be_set_aside_and_fresh_does_not_look_at_it(tmp_path: Path, stub: Request) -> None:
