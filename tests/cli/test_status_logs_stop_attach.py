@@ -12,7 +12,7 @@ import pytest
 
 from dflash_ops.cli.main import run
 from dflash_ops.client import LOOK
-from dflash_ops.contracts import CheckpointInfo, ExitRecord, Progress, Snapshot, State, dumps
+from dflash_ops.contracts import ExitRecord, Progress, Snapshot, State, dumps
 from dflash_ops.errors import ConnectionLost, HostUnreachable
 from dflash_ops.hosts.fake import FakeHost
 
