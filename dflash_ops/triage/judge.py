@@ -24,11 +24,13 @@ _LATE = 30  # kinds of a lower priority give way to others of the same role
 #: Said by the program itself: it goes on. Behind the error only words that can mean nothing else.
 _SOFT = re.compile(
     r"\bretrying\b|will (?:be )?retr(?:y|ied)\b|\bretry \d|\bskip(?:ping|ped)\b|falling back|recover(?:ed|ing)\b"
-    r"|\(ignored\)|\bignoring\b|non-fatal|\bcontinuing\b|reconnect|dropping (?:sample|batch)|using .{1,40} instead",
+    r"|\(ignored\)|\bignoring\b|non-fatal|\bcontinuing\b|reconnect|dropping (?:sample|batch)|using .{1,40} instead"
+    r"|(?:decreas|reduc|halv)ing (?:the )?(?:micro[- ]?)?batch[ _-]size",
     re.IGNORECASE,
 )
 _SOFT_AFTER = re.compile(
-    r"\bskip(?:ping|ped)\b|falling back|\brecovered\b|\(ignored\)|\bignoring\b|\bcontinuing\b|^\W*retrying\b",
+    r"\bskip(?:ping|ped)\b|falling back|\brecovered\b|\(ignored\)|\bignoring\b|\bcontinuing\b|^\W*retrying\b"
+    r"|(?:decreas|reduc|halv|try)ing (?:with )?(?:the )?(?:a )?(?:smaller )?(?:micro[- ]?)?batch[ _-]size",
     re.IGNORECASE,
 )
 _TRIES = re.compile(r"(?:attempt|try|retry) (\d+)(?:/| of )(\d+)", re.IGNORECASE)
@@ -120,6 +122,7 @@ def mark_soft(text: Text, record: Record) -> None:
         record.mild = any(_SOFT_AFTER.search(line.body) for line in [*record.lines[-3:], *near])
         return
     said = any(_SOFT.search(line.body) for line in record.lines)
+    said = said or any(_SOFT_AFTER.search(line.body) for line in record.lines[1:])
     tries = next((m for line in record.lines if (m := _TRIES.search(line.body))), None)
     if tries is not None:
         said = int(tries.group(1)) < int(tries.group(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Callable
 
 from dflash_ops.triage.types import Line
@@ -99,6 +100,11 @@ _TABLE: tuple[tuple[str, Callable[[Line, _Match], None], str], ...] = (
         r"(?P<level>[EWIF])\d{4} \d\d:\d\d:\d\d(?:\.\d+)?\s+\d+ \S+:\d+\] (?:\[\w+(?:/\w+)*\] )?(?P<n>(?!))?",
     ),
     ("EWICDF", _level, r"(?P<level>ERROR|WARNING|INFO|CRITICAL|DEBUG|FATAL):[\w.]{1,100}:"),
+    (
+        string.ascii_letters,
+        _nothing,
+        r"[A-Za-z][\w.-]{0,63}: (?=\[(?:rank|default)\d+\]:)",  # pdsh: host before the rank
+    ),
     (">", _nothing, r"> ?"),
     (
         "0123456789",

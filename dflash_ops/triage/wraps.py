@@ -20,7 +20,8 @@ _BEGINS = re.compile(
     r"\s*(?:Traceback \(most|\[rank\d|\[default\d|\[[EWIF]\d{0,4} |[EWIF]\d{4} \d\d:|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d|"
     r"(?:ERROR|WARNING|INFO|DEBUG|CRITICAL)\b|\(\w+ pid=|Exception in thread|During handling of"
     r"|The above exception was|"
-    r"={8}|-{8}|\*{8}|frame #\d|dflash (?:step|stage|event)=|NVRM: |\[\s*\d+\.\d{6}\] |>>> |\$ |root@)"
+    r"={8}|-{8}|\*{8}|frame #\d|dflash (?:step|stage|event)=|NVRM: |\[\s*\d+\.\d{6}\] |>>> |\$ |root@"
+    r"|(?:[Gg]lobal_?)?(?:[Ss]tep|[Ii]ter(?:ation)?|[Ee]poch)s?[ :=\[(]{1,2}\s{0,8}\[?\d|\{'(?:loss|eval_|train_))"
     r'|\s*(?:[|+] )*File "(?=[^"]*(?:"|$))'
 )
 _FRAME = re.compile(r'File "[^"]{1,1000}", line \d{1,7}, in \S')
@@ -68,9 +69,7 @@ class Width:
                 continued += 1
             elif not self.begins(after):
                 continued += 1
-                flowing += _FLOWS_OUT.search(text) is not None and (
-                    _FLOWS_IN.match(after) is not None or after[:1].isalpha()
-                )
+                flowing += _FLOWS_OUT.search(text) is not None and _FLOWS_IN.match(after) is not None
                 telling = telling or known(text + after)
                 inside += _WORDISH.match(text[-1]) is not None and _WORDISH.match(after[0]) is not None
         padded = any(len(text) == top and text.endswith("  ") for text in texts)  # a pane copied with its blanks
