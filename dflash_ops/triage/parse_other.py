@@ -51,7 +51,7 @@ SAMPLE = re.compile(
     re.IGNORECASE,
 )
 ERRORISH = re.compile(
-    r"[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Full|Empty|OutOfResources|Timeout|Hit)\b|\b[Ee]rror\b"
+    r"[A-Z]\w{0,80}(?:Error|Exception|Interrupt|Exit|Full|Empty|OutOfResources|Timeout|Hit)\b|\b[Ee]rror\b"
     r"|\bERROR\b|what\(\)|[Ff]ailed|FAILED|[Ff]atal|NCCL WARN|terminate"
 )
 
