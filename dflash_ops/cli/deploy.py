@@ -65,8 +65,12 @@ def command(
     host = open_host(loaded, found.host)
     python = loaded.host_of(found).python
     progress = stages()
+    deployment = Deployment(host, found, options, progress, python=python, environ=os.environ)
     try:
-        result = Deployment(host, found, options, progress, python=python, environ=os.environ).run()
+        result = deployment.run()
+    except KeyboardInterrupt:
+        progress.note(deployment.interrupted())
+        return 130
     finally:
         host.close()
     if not plan:

@@ -42,14 +42,14 @@ class Sizes:
         max_new: new tokens of a training response and of an evaluation.
     """
 
-    target_steps: int = 350
+    target_steps: int = 150
     prompts: int = 1536
     held_out: int = 32
     max_new: int = 96
 
 
 #: `--quick`: a smoke test of the whole way; its target writes worse text, which is easier to draft.
-QUICK = Sizes(target_steps=120, prompts=256, held_out=8, max_new=64)
+QUICK = Sizes(target_steps=60, prompts=256, held_out=8, max_new=64)
 QUICK_STEPS = 150
 
 
@@ -224,7 +224,7 @@ class Demo:
         return TrainingFailed(
             f"the demo's training did not finish: {'; '.join(filter(None, said))}",
             str(Layout(self.setup.root).attempt(snapshot.attempt or 0).path),
-            f"the whole log: dflash-ops logs demo{self.setup.option}; the same command goes on from its checkpoint",
+            f"the cause: dflash-ops triage --job demo{self.setup.option}; the same command goes on from its checkpoint",
             self._outcome(snapshot, None, None),
         )
 

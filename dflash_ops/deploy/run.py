@@ -7,6 +7,7 @@ data, the checkpoint) is refused before the first change that a person would not
 from __future__ import annotations
 
 import secrets
+import shlex
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -103,6 +104,7 @@ class Deployment:
         self.result = Result(job.name, host.name, options.plan, overrides=dict(job.overrides))
         self.where = f"{host.name}: {job.root}"
         self._refusals: list[DflashError] = []
+        self._touched = ""
 
     def run(self) -> Result:
         """All stages in order.
@@ -134,6 +136,13 @@ class Deployment:
         self._aside()
         self._start(job_spec, stopped=steps.stop)
         return self.result
+
+    def interrupted(self) -> str:
+        """What a person who pressed Ctrl-C in the middle of `run` needs to know."""
+        job = shlex.quote(self.job.name)
+        if not self._touched:
+            return f"interrupted: the job {job} was not touched"
+        return f"interrupted while it was being {self._touched}; what is true now: dflash-ops status {job}"
 
     def _refuse(self, error: DflashError | None) -> None:
         if error is not None and not self.options.plan:
@@ -305,6 +314,7 @@ class Deployment:
     def _stop(self, probe: Probe, steps: Steps) -> None:
         if not steps.stop:
             return
+        self._touched = "stopped"
         grace = self.options.grace_s or self.job.grace_s
         text = f"{describe(probe.snapshot, probe.now)}: save and stop, up to {grace:g} s"
         with self.stages.stage("stop", text) as stage:
@@ -315,6 +325,7 @@ class Deployment:
     def _aside(self) -> None:
         if self.options.begin != "fresh":
             return
+        self._touched = "made fresh"
         with self.stages.stage("aside", "setting the checkpoints aside") as stage:
             reason = self.options.reason or "deploy --fresh"
             self.result.aside = self.client.aside(reason=reason, actor=self.options.actor)
@@ -322,6 +333,7 @@ class Deployment:
             stage.done(f"checkpoints set aside: {moved}" if moved else "there were no checkpoints")
 
     def _start(self, job_spec: JobSpec, *, stopped: bool) -> None:
+        self._touched = "started"
         with self.stages.stage("start", "switching the release, starting the session") as stage:
             try:
                 self.client.record("deployed", self._deployed(), actor=self.options.actor)
@@ -383,5 +395,5 @@ class Deployment:
         raise StartError(
             f"attempt {self.result.attempt} ended at once: {how}{first}\n{text}",
             f"{self.where}/run/attempts/{self.result.attempt}/log",
-            f"correct the cause, then: dflash-ops deploy {self.job.name}",
+            f"see the cause: dflash-ops triage --job {self.job.name}; then: dflash-ops deploy {self.job.name}",
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import shlex
 import signal
 import threading
 import time
@@ -153,7 +154,11 @@ class Tmux:
             *("set-option", "-w", "-t", f"={session}:", "remain-on-exit", "on"),
         )
         if said.rc != 0:
-            raise StartError(f"tmux would not start the session: {said.err}", f"tmux -L {self.socket}, {session}", "")
+            raise StartError(
+                f"tmux would not start the session: {said.err}",
+                f"tmux -L {self.socket}, {session}",
+                f"try by hand what it says to: tmux -L {shlex.quote(self.socket)} new-session",
+            )
 
     def end(self, session: str, wrapper: int) -> None:
         """End our pane; a session in which somebody opened more panes stays for them, under another name."""

@@ -166,6 +166,7 @@ class Watcher:
         self._journal_size = -1
         self._last_event: Event | None = None
         self._journal_checkpoint: CheckpointInfo | None = None
+        self._aside_t = 0.0
 
     @property
     def launcher(self) -> Process | None:
@@ -218,7 +219,7 @@ class Watcher:
             exit=evidence.exit,
             error=one.errors.first(),
             last_event=self._last_event,
-            checkpoint=one.checkpoint or self._journal_checkpoint,
+            checkpoint=self._checkpoint(one),
             session=session,
             resident=resident,
             warnings=tuple(told),
@@ -237,6 +238,13 @@ class Watcher:
             self._last_event = event
             if event.event == "checkpoint" and isinstance(event.data.get("step"), int):
                 self._journal_checkpoint = CheckpointInfo(event.data["step"], str(event.data.get("path", "")), event.t)
+            elif event.event == "checkpoints_aside":
+                self._aside_t = event.t
+
+    def _checkpoint(self, one: _One) -> CheckpointInfo | None:
+        """The newest one that was told of and not set aside since: a fresh start has none to go back to."""
+        newest = one.checkpoint or self._journal_checkpoint
+        return newest if newest is not None and newest.t > self._aside_t else None
 
     def _read_attempt(self) -> Attempt | None:
         found = attempts.numbers(self._layout)

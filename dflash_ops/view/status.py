@@ -122,7 +122,7 @@ def next_step(s: Snapshot) -> str | None:
     """The commands that a person would type now, one a line, where there are some."""
     job = shlex.quote(clean(s.job))
     if s.state is State.CRASHED:
-        return f"dflash-ops logs {job}\ndflash-ops deploy {job} --resume"
+        return f"dflash-ops triage --job {job}\ndflash-ops deploy {job} --resume"
     if s.state is State.STOPPED:
         return f"dflash-ops deploy {job} --resume"
     if s.state is State.HUNG:

@@ -28,6 +28,8 @@ def stopped_text(answer: Mapping[str, Any], after: Snapshot) -> str:
     if answer.get("escalated"):
         parts.append("it did not end in its grace time and was ended by KILL; what came after its last save is lost")
     if after.attempt == attempt and after.checkpoint is not None:
-        parts.append(f"saved at step {after.checkpoint.step}")
+        # One of an earlier attempt is where a resume goes on from, not what this one saved.
+        own = after.checkpoint.t >= (after.started or 0.0)
+        parts.append(f"{'saved at' if own else 'the newest checkpoint is of'} step {after.checkpoint.step}")
     parts += [clean(str(w)) for w in answer.get("warnings") or ()]
     return "; ".join(parts)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 from rich.console import Console
 from rich.markup import escape
-from rich.padding import Padding
 from rich.text import Text
 
 from dflash_ops.contracts.diagnosis import Diagnosis, EvidenceLine
+from dflash_ops.view.text import size
 
 _COLOURS = {"cause": "bold red", "match": "red", "frame": "cyan", "wrapper": "yellow", "cut": "yellow"}
 _GRADES = {
@@ -16,6 +19,8 @@ _GRADES = {
     "N": "[dim]for you to decide[/]",
     "-": "",
 }
+#: What stands before a line's text: later rows of the same line begin under the text.
+_HANG = re.compile(r"\s+(?:\d+\.? +|- +)?")
 _SHORT_EVIDENCE = 4
 _SHORT_STEPS = 4
 
@@ -24,19 +29,28 @@ def show(path: str, d: Diagnosis, *, explain: bool = False, console: Console | N
     """Print one diagnosis; coloured where the console is a terminal. `explain`: all evidence and the whole meaning."""
     out = console or Console(highlight=False)
     for line in lines(path, d, explain=explain):
-        if out.is_terminal:  # continuation lines keep their indent
-            indent = len(line.plain) - len(line.plain.lstrip())
-            out.print(Padding(line[indent:], (0, 0, 0, indent)), highlight=False)
-        else:
+        match = _HANG.match(line.plain)
+        hang = match.end() if match is not None else 0
+        if not out.is_terminal or "     $ " in line.plain[:7] or hang > out.width // 2:
+            # A command stays one line, so that it can be copied whole; a file has no width.
             out.print(line, highlight=False, soft_wrap=True)
+            continue
+        rows = line[hang:].wrap(out, out.width - hang) or [Text("")]
+        for n, row in enumerate(rows):
+            row.rstrip()
+            out.print(Text.assemble(line[:hang] if n == 0 else " " * hang, row), highlight=False, soft_wrap=True)
 
 
 def lines(path: str, d: Diagnosis, *, explain: bool = False) -> list[Text]:
-    """The lines of one diagnosis, styled."""
+    """The lines of one diagnosis, styled: the verdict, then sections with an empty line before each."""
     out: list[Text] = []
 
     def add(markup: str) -> None:
         out.append(Text.from_markup(markup))
+
+    def section(title: str) -> None:
+        out.append(Text(""))
+        add(f"[bold]{title}[/]")
 
     healthy = d.kind == "healthy"
     colour = "green" if healthy else ("yellow" if d.kind in ("root_cause_not_shown", "unrecognised_error") else "red")
@@ -50,17 +64,20 @@ def lines(path: str, d: Diagnosis, *, explain: bool = False) -> list[Text]:
         if who:
             add("  " + "   ".join(who))
     if d.evidence:
-        add("[bold]Evidence[/]")
-        out.extend(_evidence(item, explain) for item in (d.evidence if explain else d.evidence[:_SHORT_EVIDENCE]))
+        section("Evidence")
+        shown = d.evidence if explain else d.evidence[:_SHORT_EVIDENCE]
+        several = len({item.source for item in shown}) > 1
+        out.extend(_evidence(item, explain, several) for item in shown)
     if d.meaning and not healthy:
-        add("[bold]What it means[/]")
-        add("  " + escape(" ".join(d.meaning.split())))
+        section("What it means")
+        meaning = " ".join(d.meaning.split())
+        add("  " + escape(meaning if explain else _first_sentences(meaning)))
     if d.why:
-        add("[bold]Why we think so[/]")
+        section("Why we think so")
         for reason in d.why if explain else d.why[:3]:
             add(f"  {escape(reason)}")
     if d.remedies:
-        add("[bold]What to do[/]")
+        section("What to do")
         for n, step in enumerate(d.remedies if explain else d.remedies[:_SHORT_STEPS], 1):
             condition = f" [dim](when: {escape(step.when)})[/]" if step.when else ""
             add(f"  {n}. {escape(step.text)}{condition}")
@@ -69,20 +86,46 @@ def lines(path: str, d: Diagnosis, *, explain: bool = False) -> list[Text]:
             if explain and _GRADES.get(step.grade):
                 add(f"     {step.grade}: {_GRADES[step.grade]}")
     if d.fetch:
-        add("[bold]What to read next[/]")
+        section("What to read next")
         for place in d.fetch:
             add(f"  - {escape(place)}")
-    if d.also and explain:
-        add(f"[dim]also seen: {escape(', '.join(d.also))}[/]")
     if d.facts.get("missing"):
-        add(f"[yellow]not available: {escape(', '.join(map(str, d.facts['missing'])))}[/]")
-    if d.fingerprint and explain:
-        add(f"[dim]fingerprint {d.fingerprint}[/]")
+        section("[yellow]Not available[/]")
+        for name in d.facts["missing"]:
+            add(f"  - [yellow]{escape(str(name))}[/]")
+    if explain:
+        _more(d, add, section)
     return out
 
 
-def _evidence(item: EvidenceLine, explain: bool) -> Text:
+def _more(d: Diagnosis, add: Callable[[str], None], section: Callable[[str], None]) -> None:
+    """What only `--explain` shows: the sources with what became of each, other kinds, the fingerprint."""
+    if d.facts.get("sources"):
+        section("What was read")
+        for source in d.facts["sources"]:
+            if source["status"] == "missing":
+                continue
+            note = f"; {source['note']}" if source["note"] else ""
+            amount = size(source["bytes"]) if source["status"] == "ok" else "nothing"
+            add(f"  - {escape(source['name'])}: {amount}{escape(note)}")
+    if d.also or d.fingerprint:
+        section("For comparison")
+        if d.also:
+            add(f"  [dim]also seen: {escape(', '.join(d.also))}[/]")
+        if d.fingerprint:
+            add(f"  [dim]fingerprint {d.fingerprint}[/]")
+
+
+def _first_sentences(text: str) -> str:
+    """The first two sentences: what a person needs before acting; `--explain` has the rest."""
+    ends = [m.end() for m in re.finditer(r"[.!?](?= [A-Z])", text)]
+    return text[: ends[1]] if len(ends) > 1 else text
+
+
+def _evidence(item: EvidenceLine, explain: bool, named: bool) -> Text:
+    """A line with its number; `named`: also of which text, where there are several."""
     limit = 2000 if explain else 200
     text = item.text if len(item.text) <= limit else item.text[:limit] + " ..."
     number = f"{item.number:>7}" if item.number is not None else "      -"
-    return Text.assemble("  ", (number, "dim"), "  ", (text, _COLOURS.get(item.role, "")))
+    source = f"{item.source}: " if named else ""
+    return Text.assemble("  ", (number, "dim"), "  ", (source, "dim"), (text, _COLOURS.get(item.role, "")))

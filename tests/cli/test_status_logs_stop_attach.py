@@ -102,6 +102,12 @@ def test_stop_says_what_came_of_it(
     err = capsys.readouterr().err
     for word in words:
         assert word in err
+    # Begun after that checkpoint: it saved nothing itself.
+    host.answer(*PYZ, "/srv/a/resident/current.pyz", "stop", ..., stdout=json.dumps(said) + "\n")
+    sees(host, "a", replace(SNAP, state=State.STOPPED, started=999.5, checkpoint=CheckpointInfo(4, "p", 999.0)))
+    assert run(["stop", "a"]) == 0
+    err = capsys.readouterr().err
+    assert "the newest checkpoint is of step 4" in err and "saved at" not in err
     argv = host.calls[0].argv
     assert argv[argv.index("--grace") + 1] == "7"
     assert argv[argv.index("--reason") + 1] == "lunch"

@@ -160,12 +160,14 @@ def test_a_root_with_an_awkward_name(pyz: Path, tmp_path: Path) -> None:
     folder.mkdir()
     with lab(pyz, folder) as one:
         one.root = one.root.rename(folder / "root;")
-        one.start()
+        one.start(session="größe 2 (x) 'a' 日本")
         assert one.stepping().session is not None
-        assert one.has_session()
+        assert "größe 2 (x) 'a' 日本" in one.tmux("-u", "list-sessions", "-F", "#{session_name}").splitlines()
         one.ask("exit0")
         one.until(lambda s: s.state is State.FINISHED, "the end")
-        assert one.start(argv=("/bin/true",))["attempt"] == 2  # it knows its own ended session again
+        assert (
+            one.start(argv=("/bin/true",), session="größe 2 (x) 'a' 日本")["attempt"] == 2
+        )  # it knows its own ended session again
 
 
 def test_term_to_the_wrapper_is_passed_on(one: Lab) -> None:
@@ -340,6 +342,13 @@ time.sleep(300)
     assert both.error is not None and (both.error.worker, both.error.message) == ("drafter0", "RuntimeError: first")
     wait_for(lambda: one.events("checkpoint"), "the journal")
     assert one.events("checkpoint")[0].data == {"step": 20, "path": "checkpoints/step-00000020"}
+    # What is set aside is no checkpoint of this job any more, neither now nor for the attempt after it.
+    one.ok("stop", "--grace", "10")
+    (one.root / "checkpoints/step-00000020").mkdir(parents=True)
+    assert one.ok("aside", "--reason", "fresh")["moved"] is True
+    one.until(lambda s: s.checkpoint is None, "no checkpoint")
+    one.start()
+    assert one.stepping().checkpoint is None
 
 
 def test_hung_and_slow_follow_the_jobs_limits(one: Lab) -> None:

@@ -84,6 +84,7 @@ def test_gamma_of_a_block_size(block: int, gamma: float) -> None:
         ({"train__lr": "fast"}, "train.lr", "a number"),
         ({"train__lr": True}, "train.lr", "a number"),
         ({"train__lr": 0}, "train.lr", "above 0"),
+        ({"train__seed": 2**63}, "train.seed", "at most 9223372036854775807"),  # torch takes no larger one
         ({"train__warmup": 1.5}, "train.warmup", "at most 1"),
         ({"train__epochs": 2.5}, "train.epochs", "a whole number"),
         ({"train__objective": "dpase"}, "train.objective", "did you mean 'dpace'?"),

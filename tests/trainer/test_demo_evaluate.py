@@ -110,6 +110,8 @@ def test_damage_and_nonsense_are_told(root: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="hash"):
         open_source(tmp_path / "checkpoints" / "step-00000010")
 
+    done = call("export", "--checkpoint", tmp_path / "nowhere", "--out", tmp_path / "out")
+    assert done.returncode == 5 and "nowhere" in done.stderr and "next:" in done.stderr
     done = call("export", "--out", tmp_path / "out")
     assert done.returncode == 2 and "--checkpoints" in done.stderr
     done = call(

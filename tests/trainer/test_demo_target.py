@@ -86,7 +86,7 @@ def test_key_follows_what_the_target_is_made_of() -> None:
     text = split(python_topics())
     key = key_of(Recipe(), text)
     assert key == key_of(Recipe(), split(python_topics()))
-    assert key != key_of(Recipe(steps=351), text)
+    assert key != key_of(Recipe(steps=151), text)
     assert key != key_of(Recipe(), split({**python_topics(), "new": "another topic"}))
 
 
