@@ -123,7 +123,7 @@ _LOGGERS = re.compile(
     r"|(?P<l4>DEBUG|INFO|WARNING|ERROR|CRITICAL) [\w./]{1,60}:\d{1,6} (?:--|-|\|) "
 )
 _LEVEL_WORD = re.compile(r"DEBUG|INFO|WARN|ERROR|CRITICAL|SUCCESS|TRACE|FATAL")
-_COMPOSE = re.compile(r"(?P<who>[A-Za-z][\w.-]{0,50}?[-_.]?\d{0,4})\s{1,20}\| (?=\S|\s{2,})")
+_COMPOSE = re.compile(r"(?P<who>[A-Za-z][\w.-]{0,50}?[-_.]?\d{0,4})\s{1,20}\| ")
 _ANY_FIRST = frozenset("".join(first for first, _, _ in _TABLE))
 _DIGITS = re.compile(r"\d+")
 _LEARN = re.compile(r'Traceback \(most recent call last\):|  File "[^"]+", line \d+, in ')
