@@ -60,6 +60,7 @@ class Case:
     context: Mapping[str, Any] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     kinds: Mapping[str, Kind] = field(default_factory=dict)
+    memo: dict[str, Any] = field(default_factory=dict)  # what a predicate found out once for all findings
     _shapes: list[tuple[int, ...]] | None = None
 
     def shapes(self) -> list[tuple[int, ...]]:

@@ -30,6 +30,11 @@ _PADDED = re.compile(
 )
 
 
+_NOTEBOOK = re.compile(
+    r"(?:Error|Exception|Interrupt|Exit)\s{3,400}Traceback \(most recent call last\):?\s*$"
+)  # IPython's
+
+
 def is_bar(text: str) -> bool:
     """Whether the line is a progress bar's state and nothing else."""
     match = _BAR.search(text)
@@ -61,7 +66,7 @@ def unglue(text: str) -> list[str]:
         parts = _after_bars(text)
     out: list[str] = []
     for part in parts:
-        out.extend(p for p in (_PADDED.split(part) if "      " in part else [part]) if p)
+        out.extend(p for p in (_PADDED.split(part) if "      " in part and not _NOTEBOOK.search(part) else [part]) if p)
     return out or [text]
 
 

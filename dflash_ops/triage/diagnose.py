@@ -58,8 +58,8 @@ class Triage:
                 finding.stamp = text.stamp
             raw.extend(found)
         case.findings = raw
-        for finding in raw:
-            judge.mark_soft(case.texts[finding.source], finding.record)
+        for record, index in {id(f.record): (f.record, f.source) for f in raw}.values():
+            judge.mark_soft(case.texts[index], record)
         for finding in raw:
             judge.mark_outlived(case, finding)
         kept = judge.reduce(case, raw)

@@ -20,17 +20,22 @@ from dflash_ops.triage.types import Finding, Line, Record
 #: Somebody from outside ended it: decides where it comes before every error.
 INTENT = frozenset(("keyboard_interrupt", "slurm_cancelled", "sigterm_external", "sighup_terminal_closed"))
 WRAPPER = "root_cause_not_shown"
+_BY_ABORT = frozenset(("nccl_system_error", "nccl_internal_error_peer_lost"))
 _LATE = 30  # kinds of a lower priority give way to others of the same role
 #: Said by the program itself: it goes on. Behind the error only words that can mean nothing else.
 _SOFT = re.compile(
     r"\bretrying\b|will (?:be )?retr(?:y|ied)\b|\bretry \d|\bskip(?:ping|ped)\b|falling back|recover(?:ed|ing)\b"
-    r"|\(ignored\)|\bignoring\b|non-fatal|\bcontinuing\b|reconnect|dropping (?:sample|batch)|using .{1,40} instead",
+    r"|\(ignored\)|\bignoring\b|non-fatal|\bcontinuing\b|reconnect|dropping (?:sample|batch)|using .{1,40} instead"
+    r"|(?:decreas|reduc|halv)ing (?:the )?(?:micro[- ]?)?batch[ _-]size",
     re.IGNORECASE,
 )
 _SOFT_AFTER = re.compile(
-    r"\bskip(?:ping|ped)\b|falling back|\brecovered\b|\(ignored\)|\bignoring\b|\bcontinuing\b|^\W*retrying\b",
+    r"\bskip(?:ping|ped)\b|falling back|\brecovered\b|\(ignored\)|\bignoring\b|\bcontinuing\b|^\W*retrying\b"
+    r"|(?:decreas|reduc|halv|try)ing (?:with )?(?:the )?(?:a )?(?:smaller )?(?:micro[- ]?)?batch[ _-]size",
     re.IGNORECASE,
 )
+#: A scaler's everyday words: they say nothing of the traceback that stands behind them.
+_ROUTINE = re.compile(r"OVERFLOW|loss[ _]scale|[Ss]kipping step")
 _TRIES = re.compile(r"(?:attempt|try|retry) (\d+)(?:/| of )(\d+)", re.IGNORECASE)
 _EXITCODE = re.compile(r"^\s*exitcode\s*:")
 _OUR_PROCESS = re.compile(
@@ -116,10 +121,11 @@ def mark_soft(text: Text, record: Record) -> None:
     """Caught, retried, skipped: said in the error's own lines, before a traceback, or just after a line of its own."""
     near = [line for line in _after(text, record, 2) if line.stream == record.stream and line.progress is None]
     if record.form not in ("loose", "headless"):
-        record.soft = record.soft or bool(_SOFT.search(record.title))
+        record.soft = record.soft or bool(_SOFT.search(record.title) and not _ROUTINE.search(record.title))
         record.mild = any(_SOFT_AFTER.search(line.body) for line in [*record.lines[-3:], *near])
         return
     said = any(_SOFT.search(line.body) for line in record.lines)
+    said = said or any(_SOFT_AFTER.search(line.body) for line in record.lines[1:])
     tries = next((m for line in record.lines if (m := _TRIES.search(line.body))), None)
     if tries is not None:
         said = int(tries.group(1)) < int(tries.group(2))
@@ -159,6 +165,10 @@ def choose(case: Case, findings: list[Finding]) -> Finding | None:
             and not f.record.soft
         ]
         first = min(before, key=_place, default=first)
+    if first.kind.id in _BY_ABORT:
+        # a collective that timed out is taken down; what its callers then see is the take-down
+        timeouts = [f for f in standing if f.kind.id == "nccl_watchdog_timeout" and _place(f) < _place(first)]
+        first = min(timeouts, key=_place, default=first)
     return _exception_of(_group_of(first, standing), standing)
 
 

@@ -16,6 +16,8 @@ _CONDITIONAL = re.compile(
     r"sometimes|consider|try|avoid|prevent|would|can (?:cause|lead|result)|tip|hint|note|see|docs?|documentation)\b",
     re.IGNORECASE,
 )
+#: A server's log of what somebody asked or a model answered: the words behind it are theirs.
+_TOLD = re.compile(r"\b(?:prompt|response|completion|question|answer|instruction)s?['\"]?\s?[:=]\s?['\"\[{]")
 _SENTENCE = re.compile(r"[.;!?]\s+|\(\d\)\s|\s-\s\(|\n")
 _CACHE = 20_000
 
@@ -81,6 +83,8 @@ class Matcher:
                 if match is None:
                     continue
                 start, entity = match
+                if segment is None and _TOLD.search(view[max(0, start - 2000) : start]):
+                    continue
                 if not signature.advice and signature.where not in ("frame", "progress"):
                     head = segment is not None and segment.head is line
                     if conditional(view, start, 1 if head else 0):

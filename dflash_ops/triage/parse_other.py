@@ -14,6 +14,12 @@ _RULE = re.compile(r"^\s*={10,}\s*$")
 _RANK_FIELD = re.compile(r"^\s*rank\s*:\s*(\d+) \(local_rank: (\d+)\)")
 _ERROR_FILE = re.compile(r"error_file\s*:\s*(/\S+)")
 _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
+#: A launcher that names its worker by number: deepspeed, torch.distributed.launch, torch.multiprocessing.spawn.
+_WORKER = re.compile(
+    r"--local[-_]rank[= ]'?(\d{1,4})\b.{0,6000}?(?:exits with return code"
+    r"|returned non-zero exit status|died with <Signals)"
+    r"|^-- Process (\d{1,4}) terminated with the following error:"
+)
 SUMMARY_WORDS = (
     "(exitcode:",
     "exitcode  :",
@@ -38,13 +44,14 @@ _CALLSTACK = re.compile(r'"py_callstack": "((?:[^"\\]|\\.)*)')
 _FENCE_LINES = 80
 _FENCE = re.compile(r"^\s*(?:```|~~~)")
 SAMPLE = re.compile(
-    r"^\W*(?:\[?\w{0,12}\]?\s)?(?:sample|samples|generated|generation|completion|completions|prompt"
+    r"^\W*(?:\[?(?:(?:step|iter|epoch)[ =:]{1,2})?\w{0,12}\]?:?\s)?"
+    r"(?:sample|samples|generated|generation|completion|completions|prompt"
     r"|response|answer|output text|model output|assistant|decoded|prediction|text)"
     r"\b[\w \t#/().-]{0,30}[:=>]",
     re.IGNORECASE,
 )
 ERRORISH = re.compile(
-    r"[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Full|Empty|OutOfResources|Timeout|Hit)\b|\b[Ee]rror\b"
+    r"[A-Z]\w{0,80}(?:Error|Exception|Interrupt|Exit|Full|Empty|OutOfResources|Timeout|Hit)\b|\b[Ee]rror\b"
     r"|\bERROR\b|what\(\)|[Ff]ailed|FAILED|[Ff]atal|NCCL WARN|terminate"
 )
 
@@ -79,6 +86,8 @@ class Summary:
         if (match := _FAILED.search(body)) is not None and self.failed_rank is None:
             self.failed_rank = int(match.group(2))
             self.exitcode = int(match.group(1))
+        if self.failed_rank is None and ("local" in body or "-- Process" in body) and (match := _WORKER.search(body)):
+            self.failed_rank = int(match.group(1) or match.group(2))
         if self.section:
             if line.rank is None and self.rank is not None:
                 line.rank = self.rank

@@ -16,7 +16,7 @@ HEADER = re.compile(r"Traceback \(most recent call last\):")
 FRAME = re.compile(r'^(?P<indent>[\s|]*)File "(?P<path>[^"]+)", line (?P<n>\d+)(?:,? in (?P<f>.*))?\s*$')
 FRAME_CUT = re.compile(r'^[\s|]*File "[^"]*(?:"(?:, ?[line ]{0,5})?\s*)?$')
 EXCEPTION = re.compile(
-    r"^(?P<type>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning|Group|Timeout|Full|Empty|Iteration|Failure|Abort|Rejected|Exceeded|Hit|Died|Mismatch|Limit\w*|OutOfResources|Unsupported|NotFound\w*|Invalid|Killed|Lost|Cancelled|Mode\w*|Unavailable|Failed|Disconnected|Refused|Denied|Closed|Offline\w*|Problem)|(?:[A-Za-z_]\w*\.)+(?:Full|Empty|Error|Timeout|ArrowInvalid|error|timeout|herror|gaierror)|MemoryError|StopIteration|GeneratorExit|Exception|BaseException|OutOfResources))"
+    r"^(?P<type>(?:[A-Za-z_]\w{0,60}\.){0,12}(?:[A-Z]\w{0,80}(?:Error|Exception|Exit|Interrupt|Warning|Group|Timeout|Full|Empty|Iteration|Failure|Abort|Rejected|Exceeded|Hit|Died|Mismatch|Limit\w*|OutOfResources|Unsupported|NotFound\w*|Invalid|Killed|Lost|Cancelled|Mode\w*|Unavailable|Failed|Disconnected|Refused|Denied|Closed|Offline\w*|Problem)|(?:[A-Za-z_]\w{0,60}\.){1,12}(?:Full|Empty|Error|Timeout|ArrowInvalid|error|timeout|herror|gaierror)|MemoryError|StopIteration|GeneratorExit|Exception|BaseException|OutOfResources))"
     r"(?P<sub>\([\w.]+\))?(?::(?:\s(?P<message>.*))?|\s*)$"
 )
 _ANY_TYPE = re.compile(r"^(?P<type>[A-Za-z_][\w.<>]{1,120})(?::(?:\s(?P<message>.*))?|\s*)$")
@@ -42,6 +42,7 @@ _FAULT = re.compile(
 )
 _PYSPY = re.compile(r"^Thread (?:0x)?[0-9A-Fa-f]+ \((?:active|idle|active\+gil|idle\+gil)[^)]*\)(?:: .*)?$")
 _PYSPY_FRAME = re.compile(r"^\s+(?P<f>[\w<>.]+) \((?P<path>[^():]+):(?P<n>\d+)\)\s*$")
+_NAME_CUT = re.compile(r"^(?!killed|aborted)[a-z_][\w<>.]{0,60}$")  # the rest of a frame's function, behind a hard wrap
 _RANK = re.compile(r"\(RANK (\d+)\)")
 #: A log line of its own: ends a message.
 _OWN_LINE = re.compile(
@@ -182,7 +183,7 @@ class TracebackParser:
                 record.noise = True
             if telling and record.title_line is None:
                 record.title, record.title_line = text, x
-            elif not record.title and len(text) < 300:
+            elif not record.title and len(text) < 300 and x.level not in ("I", "D"):
                 record.title = text
         if IGNORED.search(lead):
             record.noise = True
@@ -251,11 +252,13 @@ class TracebackParser:
     def _headless(self, line: Line, body: str) -> bool:
         """An exception's line whose traceback is not in the text: its message and its chain are read all the same."""
         match = EXCEPTION.match(body)
-        if match is None or not match["message"] or match["type"].endswith("Warning"):
+        if match is None or match["type"].endswith("Warning"):
+            return False
+        if not match["message"] and not match["type"].startswith(("_queue.", "queue.")):
             return False
         record = Record("headless", line.stream, line.no, line.no, rank=line.rank)
         self._title(record, line, "")
-        segment = Segment(head=line, exception=match["type"], message=match["message"].strip(), last_no=line.no)
+        segment = Segment(head=line, exception=match["type"], message=(match["message"] or "").strip(), last_no=line.no)
         record.segments.append(segment)
         self._open = _Open(record, segment, 0, "message")
         self._take(line)
@@ -385,7 +388,7 @@ class TracebackParser:
             now.segment.frames.append(Frame(path, int(match["n"]), match["f"], line, user=is_user(path)))
             self._take(line)
             return True
-        if not body.strip() or body.startswith(("  ...", "  <no Python frame>", "    ")):
+        if not body.strip() or body.startswith(("  ...", "  <no Python frame>", "    ")) or _NAME_CUT.match(body):
             self._take(line)
             return True
         if line.stream == now.record.stream:

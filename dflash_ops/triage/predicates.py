@@ -166,6 +166,13 @@ def collectives_differ(finding: Finding, case: Case) -> bool | None:
 
 def _watchdogs(case: Case) -> dict[str, dict[int, list[tuple[str, str, str | None]]]]:
     """For each group and rank the calls that its watchdog named: (collective, sequence number, size)."""
+    if "watchdogs" not in case.memo:
+        case.memo["watchdogs"] = _read_watchdogs(case)
+    found: dict[str, dict[int, list[tuple[str, str, str | None]]]] = case.memo["watchdogs"]
+    return found
+
+
+def _read_watchdogs(case: Case) -> dict[str, dict[int, list[tuple[str, str, str | None]]]]:
     seen: dict[str, dict[int, list[tuple[str, str, str | None]]]] = {}
     for text in case.texts:
         for line in text.lines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Callable
 
 from dflash_ops.triage.types import Line
@@ -99,6 +100,11 @@ _TABLE: tuple[tuple[str, Callable[[Line, _Match], None], str], ...] = (
         r"(?P<level>[EWIF])\d{4} \d\d:\d\d:\d\d(?:\.\d+)?\s+\d+ \S+:\d+\] (?:\[\w+(?:/\w+)*\] )?(?P<n>(?!))?",
     ),
     ("EWICDF", _level, r"(?P<level>ERROR|WARNING|INFO|CRITICAL|DEBUG|FATAL):[\w.]{1,100}:"),
+    (
+        string.ascii_letters,
+        _nothing,
+        r"[A-Za-z][\w.-]{0,63}: (?=\[(?:rank|default)\d+\]:)",  # pdsh: host before the rank
+    ),
     (">", _nothing, r"> ?"),
     (
         "0123456789",
@@ -111,20 +117,25 @@ _LEVELS = r"(?P<level>TRACE|DEBUG|INFO|SUCCESS|WARNING|WARN|ERROR|CRITICAL|FATAL
 #: Loggers' own prefixes: loguru, logging with names, ray, deepspeed, fairseq.
 _LOGGERS = re.compile(
     r"(?:\| )?" + _LEVELS + r"\s{0,5}\| [\w.<>]{1,80}(?::[\w.<>]{1,80}:\d{1,6} - | \| )"
+    r"|(?P<l5>DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./]{1,80}:\d{1,6}\] "
     r"|[\w.-]{1,60} - (?P<l2>DEBUG|INFO|WARNING|ERROR|CRITICAL) - "
     r"|\[(?P<l3>DEBUG|INFO|WARNING|ERROR|CRITICAL)\]:? (?:\[[\w.]{1,60}:\d{1,6}(?::[\w<>]{1,60})?\] )?"
     r"|(?P<l4>DEBUG|INFO|WARNING|ERROR|CRITICAL) [\w./]{1,60}:\d{1,6} (?:--|-|\|) "
 )
 _LEVEL_WORD = re.compile(r"DEBUG|INFO|WARN|ERROR|CRITICAL|SUCCESS|TRACE|FATAL")
-_COMPOSE = re.compile(r"(?P<who>[A-Za-z][\w.-]{0,50}?[-_.]?\d{0,4})\s{1,20}\| (?=\S|\s{2,})")
+_COMPOSE = re.compile(r"(?P<who>[A-Za-z][\w.-]{0,50}?[-_.]?\d{0,4})\s{1,20}\| ")
 _ANY_FIRST = frozenset("".join(first for first, _, _ in _TABLE))
 _DIGITS = re.compile(r"\d+")
 _LEARN = re.compile(r'Traceback \(most recent call last\):|  File "[^"]+", line \d+, in ')
 
 
-def peel(line: Line) -> None:
-    """Take known prefixes off `line.body`, one after the other, and fill rank, stream, stamp, level and kernel."""
-    body = _table(line, line.text)
+def peel(line: Line, text: str | None = None) -> None:
+    """Take known prefixes off `line.body`, one after the other, and fill rank, stream, stamp, level and kernel.
+
+    Args:
+        text: what is left of the line already, its whole text where None.
+    """
+    body = _table(line, line.text if text is None else text)
     if _LEVEL_WORD.search(body, 0, 90) and (match := _LOGGERS.match(body)) is not None:
         level = next(g for g in match.groups() if g is not None)
         line.level = line.level or {"CRITICAL": "F", "FATAL": "F", "SUCCESS": "I", "TRACE": "D"}.get(level, level[0])
@@ -207,11 +218,13 @@ def _shape(shape: str) -> re.Pattern[str]:
     return _SHAPES[shape]
 
 
-def strip_compose(lines: list[Line]) -> None:
-    """docker compose and pm2 style `name-1  | text`, where most lines have it."""
+def strip_compose(lines: list[Line]) -> list[Line]:
+    """docker compose and pm2 style `name-1  | text`, where most lines have it. Gives the lines that were changed."""
     found = [(line, _COMPOSE.match(line.body)) for line in lines]
     hits = [(line, m) for line, m in found if m is not None]
     if len(hits) >= 2 and len(hits) * 2 >= len([line for line in lines if line.body.strip()]):
         for line, m in hits:
             line.stream = line.stream or m["who"]
             line.body = line.body[m.end() :]
+        return [line for line, _ in hits]
+    return []

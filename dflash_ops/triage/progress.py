@@ -26,7 +26,7 @@ _GENERIC = re.compile(
     re.IGNORECASE,
 )
 _EPOCH_STEP = re.compile(
-    r"\bepoch\s*[:=\[]?\s*\[?\d+\]?(?:\s*/\s*\d+)?.{0,30}?\[\s*(?P<step>\d+)\s*/\s*\d+\].{0,200}?\b(?:loss|lr|time)\b",
+    r"\bepoch(?:\(\w{1,10}\))?\s*[:=\[]?\s*\[?\d+\]?(?:\s*/\s*\d+)?.{0,30}?\[\s*(?P<step>\d+)\s*/\s*\d+\].{0,200}?\b(?:loss|lr|time)\b",
     re.IGNORECASE,
 )
 _BY_NAME = {

@@ -11,6 +11,7 @@ from dflash_ops.triage import progress, wraps
 from dflash_ops.triage.case import Text
 from dflash_ops.triage.clean import clean, unglue, without_copy_mode_mark
 from dflash_ops.triage.match import Matcher
+from dflash_ops.triage.notebook import NOTEBOOK, notebook
 from dflash_ops.triage.parse_other import SAMPLE, embedded, error_json, fences, unbox
 from dflash_ops.triage.parse_traceback import TracebackParser
 from dflash_ops.triage.prefix import Learned, peel, strip_compose
@@ -35,11 +36,15 @@ def read(source: Source, index: int, matcher: Matcher, needles: Needles, own: Pr
         text.total_lines = len(rows)
     else:
         lines = _scan(source, text, needles)
+        if any(line.text.startswith('{"log":') for line in lines):
+            lines = list(embedded(lines))
     _dedent(lines)
     lines = _apart(wraps.join(lines, matcher.spans_literal, matcher.knows))
     _prefixes(lines, source.kind == "kernel")
-    if any("py_callstack" in line.text or line.body.startswith('{"log":') for line in lines):
+    if any("py_callstack" in line.text for line in lines):
         lines = list(embedded(lines))
+    if any(NOTEBOOK.match(line.body) for line in lines):
+        notebook(lines)
     if any("│" in line.body or "┃" in line.body for line in lines):
         lines = unbox(lines)
     text.lines = lines
@@ -110,7 +115,8 @@ def _prefixes(lines: list[Line], kernel: bool) -> None:
         peel(line)
         if kernel or line.body.startswith(_KERNEL) or "NVRM: Xid (" in line.body:
             line.kernel = True
-    strip_compose(lines)
+    for line in strip_compose(lines):
+        peel(line, line.body)
     learned = Learned()
     for line in lines:
         learned.learn(line.body)

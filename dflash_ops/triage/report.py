@@ -77,7 +77,8 @@ def _cause_text(f: Finding) -> str:
     """The exception's own line; with the line of its message that names the kind, where that is another one."""
     segment = f.segment
     if segment is None or segment.head is None:
-        return clip(shown(f.line), f)
+        # the kernel's stamp names no cause: the line begins where the driver's or the killer's words begin
+        return clip(f.line.body.strip() if f.line.kernel else shown(f.line), f)
     text = shown(segment.head)
     if f.record.form == "group":
         text = text.lstrip("| ")  # the margin of an exception group

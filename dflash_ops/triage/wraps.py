@@ -20,7 +20,8 @@ _BEGINS = re.compile(
     r"\s*(?:Traceback \(most|\[rank\d|\[default\d|\[[EWIF]\d{0,4} |[EWIF]\d{4} \d\d:|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d|"
     r"(?:ERROR|WARNING|INFO|DEBUG|CRITICAL)\b|\(\w+ pid=|Exception in thread|During handling of"
     r"|The above exception was|"
-    r"={8}|-{8}|\*{8}|frame #\d|dflash (?:step|stage|event)=|NVRM: |\[\s*\d+\.\d{6}\] |>>> |\$ |root@)"
+    r"={8}|-{8}|\*{8}|frame #\d|dflash (?:step|stage|event)=|NVRM: |\[\s*\d+\.\d{6}\] |>>> |\$ |root@"
+    r"|(?:[Gg]lobal_?)?(?:[Ss]tep|[Ii]ter(?:ation)?|[Ee]poch)s?[ :=\[(]{1,2}\s{0,8}\[?\d|\{'(?:loss|eval_|train_))"
     r'|\s*(?:[|+] )*File "(?=[^"]*(?:"|$))'
 )
 _FRAME = re.compile(r'File "[^"]{1,1000}", line \d{1,7}, in \S')
@@ -34,6 +35,11 @@ _RANKED = re.compile(r"\[(?:rank|default)\d+\]:\s?")
 _FLOWS_OUT = re.compile(r"[A-Za-z0-9_,/(\[ '\":=-]$")
 _FLOWS_IN = re.compile(r"[a-z0-9.,)\]_/]|-\w| (?! )\S")
 _ENDS = re.compile(r"[.:;!?]\s*$")
+_PATH_CUT = re.compile(r"(?:/[\w.-]{1,80}){2,20}$|/[\w.-]{0,80}/$")
+_PATH_REST = re.compile(r"[\w-]{0,60}\.(?:py|cpp|hpp|cc|cu|h)[:,)\"']")
+_DICT_CUT = re.compile(r"\{'(?:loss|train_|eval_|grad_norm)[^{}]*$")
+_DICT_REST = re.compile(r"[^{}]{0,300}\}\s*$")
+_LOGGER = re.compile(r"[\w@.-]{1,40}: |[\w ]{1,40}$")  # another program's line, or a bare word such as Killed
 _SNIPPET = 60  # lines
 _DIGITS = re.compile(r"\d+")
 
@@ -68,9 +74,7 @@ class Width:
                 continued += 1
             elif not self.begins(after):
                 continued += 1
-                flowing += _FLOWS_OUT.search(text) is not None and (
-                    _FLOWS_IN.match(after) is not None or after[:1].isalpha()
-                )
+                flowing += _FLOWS_OUT.search(text) is not None and _FLOWS_IN.match(after) is not None
                 telling = telling or known(text + after)
                 inside += _WORDISH.match(text[-1]) is not None and _WORDISH.match(after[0]) is not None
         padded = any(len(text) == top and text.endswith("  ") for text in texts)  # a pane copied with its blanks
@@ -182,12 +186,24 @@ def _glue(
             if _FRAME.search(recent + glue + (text.lstrip(" ") if glue else text)):
                 return glue
         return None
+    if physical == longest and physical >= 60 and not _BEGINS.match(text) and _goes_on(before, text):
+        return ""
     if physical >= 40 and physical >= longest - 24 and not _BEGINS.match(text):
         if spans_literal(before, text):
             return ""
         if not before.endswith(" ") and spans_literal(before, " " + text.lstrip()):
             return " "
     return None
+
+
+def _goes_on(before: str, text: str) -> bool:
+    """A source path cut amid its last part, a dict cut before its brace, a ranked line cut in a word."""
+    if _PATH_CUT.search(before) and _PATH_REST.match(text):
+        return True
+    if _DICT_CUT.search(before[-1200:]) and _DICT_REST.match(text):
+        return True
+    ranked = _RANKED.match(before) is not None and _RANKED.match(text) is None
+    return ranked and before[-1].isalnum() and text[0].isalnum() and _LOGGER.match(text) is None
 
 
 def _complete(before: str, text: str) -> bool:
