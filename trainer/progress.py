@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 SCHEMA = 1
 #: What a worker's time is made of.
@@ -41,8 +42,8 @@ class Output:
             os.close(nowhere)
 
     def fields(self, **pairs: object) -> None:
-        """`dflash key=value ...`; None is left out, blanks inside a value become underscores."""
-        shown = (f"{k}={'_'.join(str(v).split()) or '-'}" for k, v in pairs.items() if v is not None)
+        """`dflash key=value ...`; None is left out. Blanks become underscores, in a Path %20 (it stays that path)."""
+        shown = (f"{k}={_word(v)}" for k, v in pairs.items() if v is not None)
         self.line("dflash " + " ".join(shown))
 
     def stage(self, stage: str, k: int, n: int, what: str) -> None:
@@ -50,6 +51,14 @@ class Output:
 
     def event(self, event: str, **pairs: object) -> None:
         self.fields(event=event, **pairs)
+
+
+def _word(value: object) -> str:
+    """A value without blanks; of a path whoever reads it can make the path again (docs/contracts.md)."""
+    if isinstance(value, Path):
+        plain = (c.isprintable() and not c.isspace() and c != "%" for c in str(value))
+        return "".join(c if ok else quote(os.fsencode(c)) for c, ok in zip(str(value), plain, strict=True))
+    return "_".join(str(value).split()) or "-"
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from dflash_ops.contracts.snapshot import Progress
 from dflash_ops.errors import ContractError
@@ -36,6 +37,11 @@ class ProgressLine:
     def integer(self, key: str) -> int | None:
         value = self.number(key)
         return int(value) if value is not None and value == value and abs(value) < 2**53 else None
+
+    @property
+    def path(self) -> str:
+        """The path that an event names, empty without one; blanks and `%` of it stand percent-encoded in the line."""
+        return unquote(self.fields.get("path", ""))
 
     def progress(self, t: float) -> Progress:
         """The numbers of a `step` line, read at time `t`."""

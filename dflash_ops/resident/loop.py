@@ -189,7 +189,7 @@ class Loop:
         for attempt, said in self._events:
             step = said.line.integer("step")
             if said.name == "checkpoint" and step is not None:
-                data = {"step": step, "path": said.line.fields.get("path", "")}
+                data = {"step": step, "path": said.line.path}
                 self._once("checkpoint", attempt, data)
             self._busy_t = time.monotonic()
         self._events.clear()

@@ -270,7 +270,7 @@ class Watcher:
         data = one.log.read()
         for said in one.scanner.feed(data, min(time.time(), one.log.mtime)):
             if said.name == "checkpoint" and (step := said.line.integer("step")) is not None:
-                one.checkpoint = CheckpointInfo(step, said.line.fields.get("path", ""), said.t)
+                one.checkpoint = CheckpointInfo(step, said.line.path, said.t)
             if self._on_event is not None:
                 self._on_event(one.number, said)
 

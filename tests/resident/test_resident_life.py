@@ -319,7 +319,7 @@ folder = {str(one.layout.attempt(1).path)!r}
 print("dflash stage=loading k=1 n=3 what=target0", flush=True)
 time.sleep(2.5)
 print("dflash step=20/50 loss=2.5 tau=2.9 block_tok_s=100 ring=3/8 life=1")
-print("dflash event=checkpoint step=20 path=checkpoints/step-00000020", flush=True)
+print("dflash event=checkpoint step=20 path=/srv/my%20run/step-00000020", flush=True)
 open(folder + "/metrics.jsonl", "w").write(json.dumps({metrics!r}) + "\\n")
 os.makedirs(folder + "/errors/target0")
 message = {{"message": {{"message": "ValueError: late", "extraInfo": {{"timestamp": "200"}}}}}}
@@ -338,10 +338,11 @@ time.sleep(300)
     assert both.state is State.STEPPING
     assert both.workers["target0"].wait == 0.25
     assert both.checkpoint is not None and (both.checkpoint.step, both.life) == (20, 1)
+    assert both.checkpoint.path == "/srv/my run/step-00000020"
     assert both.progress is not None and (both.progress.ring_ready, both.progress.tau) == (3, 2.9)
     assert both.error is not None and (both.error.worker, both.error.message) == ("drafter0", "RuntimeError: first")
     wait_for(lambda: one.events("checkpoint"), "the journal")
-    assert one.events("checkpoint")[0].data == {"step": 20, "path": "checkpoints/step-00000020"}
+    assert one.events("checkpoint")[0].data == {"step": 20, "path": "/srv/my run/step-00000020"}
     # What is set aside is no checkpoint of this job any more, neither now nor for the attempt after it.
     one.ok("stop", "--grace", "10")
     (one.root / "checkpoints/step-00000020").mkdir(parents=True)

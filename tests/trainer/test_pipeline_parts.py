@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import pytest
 import torch
@@ -281,6 +282,14 @@ def test_lines_have_no_blanks_in_values(capsys: pytest.CaptureFixture[str]) -> N
     output = Output()
     output.event("bad_data", reason="no JSON:  at\nline 1", nothing=None, empty="")
     assert capsys.readouterr().out == "dflash event=bad_data reason=no_JSON:_at_line_1 empty=-\n"
+
+
+def test_a_path_with_blanks_can_be_read_back(capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path("/srv/root t/100%/ä\u00a0\n\udcff/step-1")
+    Output().event("checkpoint", step=1, path=path)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("dflash event=checkpoint step=1 path=/srv/root%20t/100%25/ä%C2%A0%0A%FF/")
+    assert Path(os.fsdecode(unquote_to_bytes(line.partition("path=")[2]))) == path
 
 
 # ---- errors
