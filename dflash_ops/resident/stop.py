@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import signal
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def stop(layout: Layout, grace_s: float | None = None, reason: str = "", actor: 
             _announce(layout, attempt, actor, reason, grace, told)
     escalated = False
     if attempt.start is not None and not attempt.rebooted:
-        escalated = _end(layout, attempt, 0.0 if already else grace, actor, told)
+        escalated = _end(layout, attempt, 0.0 if already else grace, actor, told, already=already)
     with run_lock(layout.lock, "stop", 30.0):
         _close_session(attempt, told)
     snapshot = Watcher(layout, daemon.last_snapshot(layout)).look(None)
@@ -108,7 +109,7 @@ def _announce(layout: Layout, attempt: Attempt, actor: str, reason: str, grace: 
         told.append(f"the stop could not be written down: {error}")
 
 
-def _end(layout: Layout, attempt: Attempt, grace: float, actor: str, told: list[str]) -> bool:
+def _end(layout: Layout, attempt: Attempt, grace: float, actor: str, told: list[str], *, already: bool) -> bool:
     """TERM, wait, KILL; whether KILL was needed for the launcher."""
     assert attempt.start is not None
     launcher = attempt.start.launcher
@@ -139,14 +140,20 @@ def _end(layout: Layout, attempt: Attempt, grace: float, actor: str, told: list[
         for process in left:
             proc.send(process, signal.SIGTERM)
         _wait_gone(left, LEFT_GRACE)
+        if already and (ended := [p for p in left if not proc.alive(p)]):
+            told.append(f"left behind by the attempt, and ended now: pid {_pids(ended)}")
     left = proc.family(launcher, known)
     if left:
-        told.append(f"ended by KILL after the launcher: pid {', '.join(str(p.pid) for p in left)}")
+        told.append(f"ended by KILL after the launcher: pid {_pids(left)}")
         _kill(left)
         if not _wait_gone(left, END_WAIT):
             told.append("some of them do not end: they hang inside the kernel")
     _wait_gone({attempt.start.wrapper}, END_WAIT)
     return escalated
+
+
+def _pids(processes: Iterable[Process]) -> str:
+    return ", ".join(map(str, sorted(p.pid for p in processes)))
 
 
 def _kill(processes: set[Process]) -> None:

@@ -7,6 +7,7 @@ read is a warning, never a guess.
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -140,7 +141,7 @@ class _One:
         self.previous: State | None = None
         self.since: float | None = None
         self.p99_floor = 0.0
-        self.left: tuple[int, ...] = ()
+        self.left: set[Process] = set()
         self.left_at = float("-inf")
 
 
@@ -200,7 +201,10 @@ class Watcher:
         if one.numbers.bad_lines:
             told.append(f"metrics.jsonl: {one.numbers.bad_lines} lines were not understood")
         if left := self._left(self._attempt or attempt, one):
-            told.append(f"processes of this attempt still live: {', '.join(map(str, left))}")
+            # `stop` ends just these: it finds them by the same rule (proc.family).
+            name = shlex.quote(attempt.spec.job if attempt.spec else attempt.start.job if attempt.start else "")
+            pids = ", ".join(map(str, left))
+            told.append(f"processes of this attempt still live: {pids}; `dflash-ops stop {name}` ends them")
         return Snapshot(
             job=attempt.spec.job if attempt.spec else attempt.start.job if attempt.start else "",
             t=now,
@@ -338,8 +342,9 @@ class Watcher:
             return ()
         if time.monotonic() - one.left_at > LEFT_EVERY:
             one.left_at = time.monotonic()
-            one.left = tuple(sorted(p.pid for p in proc.family(attempt.start.launcher)))
-        return one.left
+            one.left = proc.family(attempt.start.launcher)
+        # Who was ended since is not named again until the next look.
+        return tuple(sorted(p.pid for p in one.left if proc.alive(p)))
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

@@ -15,6 +15,7 @@ from resident_lab import Lab, lab, wait_for
 
 from dflash_ops.contracts import Process, Snapshot, State, dumps, from_dict
 from dflash_ops.resident import attempts, daemon, proc
+from dflash_ops.resident.watch import LEFT_EVERY
 
 
 def test_never_started(one: Lab) -> None:
@@ -377,3 +378,18 @@ def test_the_loop_is_one_and_goes_when_told(one: Lab) -> None:
     last = daemon.last_snapshot(one.layout)
     assert last is not None and last.resident is not None and not last.resident.alive
     assert proc.alive(one.launcher())
+
+
+def test_what_an_ended_command_left_in_the_background_is_named_with_a_next_step_and_ended_by_stop(one: Lab) -> None:
+    one.start(argv=("/bin/sh", "-c", "sleep 1000 & exit 0"), progress="")
+    told = one.until(lambda s: s.state is State.FINISHED and any("still live" in w for w in s.warnings), "the warning")
+    (left,) = proc.family(one.launcher())
+    (warning,) = [w for w in told.warnings if "still live" in w]
+    assert str(left.pid) in warning
+    assert "`dflash-ops stop tiny` ends them" in warning
+    said = one.ok("stop")
+    assert (said["already"], said["state"]) == (True, "finished")
+    assert not proc.alive(left)
+    assert said["warnings"] == [f"left behind by the attempt, and ended now: pid {left.pid}"]
+    # The warning goes at the next look at the job, long before the next look for such processes.
+    one.until(lambda s: not s.warnings, "no warning", seconds=LEFT_EVERY / 2)
