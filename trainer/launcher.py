@@ -254,7 +254,7 @@ class Launcher:
                 self._commit(action)
 
     def _train(self, action: Train) -> None:
-        if self.meter.start(self.scheduler.steps_done):
+        if self.meter.start(self.scheduler.steps_done, self.crew.times):
             self.output.stage("stepping", 1, 1, "drafters")
         batch = self.prepared.plan.batch(action.batch)
         train = self.config.train

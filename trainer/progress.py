@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,10 +104,15 @@ class Meter:
         self._before: dict[tuple[str, int], dict[str, float]] = {}
         self._logged: int | None = None
 
-    def start(self, step: int) -> bool:
-        """The next batch is about to be trained; True for the first one: loading is no part of the pace."""
+    def start(self, step: int, times: Callable[[], Iterable[WorkerTimes]]) -> bool:
+        """The next batch is about to be trained; True for the first one: loading is no part of the pace.
+
+        Args:
+            step: optimiser steps done. times: asked for the workers' times so far, which belong to no interval.
+        """
         if self._logged is not None:
             return False
+        self._before = {(w.name, w.life): dict(w.seconds) for w in times()}
         self._since, self._logged = time.monotonic(), step
         return True
 
@@ -180,8 +185,15 @@ class Meter:
     def _shares(self, worker: WorkerTimes, wall: float) -> dict[str, float]:
         before = self._before.get((worker.name, worker.life), {})
         self._before[(worker.name, worker.life)] = dict(worker.seconds)
-        gained = {name: worker.seconds.get(name, 0.0) - before.get(name, 0.0) for name in SHARES}
-        return {name: round(min(1.0, max(0.0, seconds / wall)), 4) for name, seconds in gained.items()}
+        gained = {name: max(0.0, worker.seconds.get(name, 0.0) - before.get(name, 0.0)) for name in SHARES}
+        # Waits are told up to now, work only when it is done: what was begun before this interval comes in one piece
+        # with it. Of what is too much, that is the part of the interval before.
+        wait = min(gained.pop("wait"), wall)
+        work = sum(gained.values())
+        kept = min(1.0, (wall - wait) / work) if work else 1.0
+        seconds = {"wait": wait, **{name: kept * spent for name, spent in gained.items()}}
+        # Cut, not rounded: together they are never more than the whole.
+        return {name: math.floor(spent / wall * 1e4 + 1e-6) / 1e4 for name, spent in seconds.items()}
 
     def _line(self, entry: Mapping[str, Any]) -> None:
         def shown(value: float | None, form: str) -> str | None:

@@ -256,8 +256,8 @@ STATS = {
 
 def test_a_record_is_weighted_by_what_was_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     meter = Meter(Output(), tmp_path / "metrics.jsonl")
-    assert meter.start(10)
-    assert not meter.start(11)
+    assert meter.start(10, list)
+    assert not meter.start(11, list)
     meter.add(STATS, 4)
     meter.add({**STATS, "numerator": 10.0, "denominator": 30.0, "grad_norm": 4.0}, 4)
     assert not meter.due(11, 2)
@@ -276,6 +276,30 @@ def test_a_record_is_weighted_by_what_was_trained(tmp_path: Path, capsys: pytest
     out = capsys.readouterr().out
     assert out.startswith("dflash step=12/20 epoch=0.250 loss=1.0000 acc=0.2500 tau=2.50 block_tok_s=")
     assert " ring=3/8 lr=1.0000e-04 eta_s=0 life=1\n" in out
+
+
+def test_shares_of_an_interval_are_never_more_than_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("trainer.progress.time.monotonic", lambda: now)
+    meter = Meter(Output(), tmp_path / "metrics.jsonl")
+    record: dict[str, Any] = {"total": 20, "epoch": 0.25, "lr": 1e-4, "ring": (3, 8), "samples": 8}
+    told: list[dict[str, float]] = []
+
+    def interval(until: float, step: int, **seconds: float) -> None:
+        nonlocal now
+        now = until
+        meter.add(STATS, 4)
+        meter.record(**record, step=step, workers=[WorkerTimes("target1", 0, seconds)])
+        told.append(json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["workers"]["target1"])
+
+    # It filled the ring and waited before the first step, and both is no part of any interval.
+    assert meter.start(0, lambda: [WorkerTimes("target1", 0, {"wait": 40.0, "compute": 30.0})])
+    interval(110.0, 10, wait=46.0, compute=33.0)  # since 109 it is at work, which it will tell when it is done
+    interval(120.0, 20, wait=55.4, compute=35.1, copy=1.4)  # 9.4 waiting; of 3.5 of work 0.6 fell into this interval
+    assert told[0] == {"wait": 0.6, "compute": 0.3, "copy": 0.0, "sync": 0.0, "life": 0}
+    assert told[1] == {"wait": 0.94, "compute": 0.036, "copy": 0.024, "sync": 0.0, "life": 0}
+    interval(130.0, 30, wait=65.4, compute=38.0, copy=1.4)
+    assert told[2] == {"wait": 1.0, "compute": 0.0, "copy": 0.0, "sync": 0.0, "life": 0}
 
 
 def test_lines_have_no_blanks_in_values(capsys: pytest.CaptureFixture[str]) -> None:

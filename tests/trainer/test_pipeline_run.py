@@ -55,6 +55,9 @@ def test_one_sample_is_learned_by_heart(make_run: Callable[..., Run], tmp_path: 
     assert steps == list(range(10, 121, 10))
     assert set(last["workers"]) == {"target0", "drafter0"}
     assert all(0 <= v <= 1 for w in last["workers"].values() for k, v in w.items() if k != "life")
+    for entry in run.metrics():
+        for shares in entry["workers"].values():
+            assert sum(v for k, v in shares.items() if k != "life") <= 1 + 1e-9, entry
     assert sum(line.startswith("dflash step=") for line in lines) == len(steps)
 
     from safetensors.torch import load_file
