@@ -56,6 +56,8 @@ class Crew:
         self.selector = selectors.DefaultSelector()
         self._server, self._address = channel.listen()
         self.selector.register(self._server, selectors.EVENT_READ, _SERVER)
+        #: Set by the launcher once steps come: a worker that is ready only then sets the run's stage not back.
+        self.stepping = False
         self._first_fault: tuple[float, Worker] | None = None
 
     def __getitem__(self, name: str) -> Worker:
@@ -120,7 +122,8 @@ class Crew:
             peer.send_with_descriptor(self._setup(worker), self.ring)
         elif kind == "ready":
             worker.ready = True
-            if worker.life == 0:  # of a later life the others take no notice: they are long past loading
+            # Of a later life, or once the first step was begun, the others take no notice: they are past loading.
+            if worker.life == 0 and not self.stepping:
                 done = sum(w.ready for w in self.workers.values())
                 self.output.stage("loading", done, len(self.workers), worker.name)
         elif kind == "error":

@@ -255,6 +255,7 @@ class Launcher:
 
     def _train(self, action: Train) -> None:
         if self.meter.start(self.scheduler.steps_done, self.crew.times):
+            self.crew.stepping = True
             self.output.stage("stepping", 1, 1, "drafters")
         batch = self.prepared.plan.batch(action.batch)
         train = self.config.train

@@ -124,8 +124,8 @@ class LogScanner:
                 self.stage = StageInfo("stepping")
                 steps += 1
             elif line.kind == "stage":
-                self.stage = StageInfo(
-                    line.fields["stage"], line.integer("k"), line.integer("n"), line.fields.get("what", "")
+                self._enter(
+                    StageInfo(line.fields["stage"], line.integer("k"), line.integer("n"), line.fields.get("what", ""))
                 )
             else:
                 self.last_event = line.fields["event"]
@@ -133,6 +133,12 @@ class LogScanner:
         if steps and self.progress is not None and self.progress.step is not None:
             self.beats.add(t, self.progress.step, steps)
         return events
+
+    def _enter(self, stage: StageInfo) -> None:
+        """A worker that has loaded late does not set a run back that steps; `k=0` begins a loading of all."""
+        stepping = self.stage is not None and self.stage.name in ("stepping", "saving")
+        if not (stepping and stage.name == "loading" and stage.k):
+            self.stage = stage
 
     def _parse(self, raw: bytes) -> ProgressLine | None:
         if b"\x1b" in raw:

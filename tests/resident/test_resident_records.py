@@ -180,6 +180,23 @@ def test_colours_and_rank_prefixes_do_not_hide_progress() -> None:
     assert scanner.progress.step == 5
 
 
+def test_a_worker_that_has_loaded_late_does_not_set_the_stage_back() -> None:
+    scanner = LogScanner(None)
+
+    def stage(line: str) -> tuple[str, int | None]:
+        scanner.feed(f"dflash {line}\n".encode(), 10.0)
+        assert scanner.stage is not None
+        return scanner.stage.name, scanner.stage.k
+
+    assert stage("stage=loading k=2 n=3 what=target0") == ("loading", 2)
+    assert stage("stage=stepping k=1 n=1 what=drafters") == ("stepping", 1)
+    assert stage("stage=loading k=3 n=3 what=target1") == ("stepping", 1)
+    assert stage("stage=saving k=0 n=1 what=step-5") == ("saving", 0)
+    assert stage("stage=loading k=3 n=3 what=target1") == ("saving", 0)
+    assert stage("stage=loading k=0 n=3 what=workers") == ("loading", 0)
+    assert stage("stage=loading k=1 n=3 what=target0") == ("loading", 1)
+
+
 GARBAGE = st.one_of(
     st.binary(max_size=200),
     st.sampled_from(

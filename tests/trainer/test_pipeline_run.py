@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pipeline_support import Run, write_samples  # type: ignore[import-not-found]
+from pipeline_support import Run, children_of, write_samples  # type: ignore[import-not-found]
 
 from trainer.checkpoint import MOMENTS, STATE, WEIGHTS, list_checkpoints
 from trainer.plan_record import audit
@@ -107,3 +107,21 @@ def test_stopped_and_resumed_is_bit_equal_to_not_stopped(make_run: Callable[...,
     assert result.ok
     assert [(e.trained, e.complete) for e in result.epochs] == [(160, True), (160, True)]
     assert result.rolled_back == result.provisional == 0
+
+
+def test_a_target_that_has_loaded_late_does_not_set_the_stage_back(make_run: Callable[..., Run]) -> None:
+    run = make_run(samples=160, **{"workers.target_devices": ["cpu", "cpu"], "train.average_every": 10})
+    process = run.start()
+
+    def late() -> int | None:
+        run.workers()  # remembered for the teardown
+        return next((pid for pid, line in children_of(process.pid) if " target1 " in line), None)
+
+    pid = run.until(late)
+    os.kill(pid, signal.SIGSTOP)
+    run.until(lambda: "stage=stepping" in run.log)
+    os.kill(pid, signal.SIGCONT)
+    assert process.wait(120) == 0, run.log
+    before, _, after = run.log.partition("stage=stepping")
+    assert [line.split()[2] for line in before.splitlines() if "stage=loading" in line] == ["k=0", "k=1", "k=2"]
+    assert "stage=loading" not in after
