@@ -186,6 +186,9 @@ def _root(facts: Facts, job: Job) -> list[Check]:
             fail("root", f"{base} is a file, no folder", f"correct `root` of job {job.name}, or move the file away")
         ]
     if said["error"] is not None:
+        if said["read_only"]:
+            why = f"{base} cannot be written: the file system is mounted read-only"
+            return [fail("root", why, f"mount it writable, or choose another `root` for job {job.name}")]
         why = f"{base} cannot be written: {said['error']}"
         return [fail("root", why, f"give the user there the right to write it, or correct `root` of job {job.name}")]
     text = job.root if said["exists"] else f"{job.root} (not there yet; deploy makes it)"

@@ -6,6 +6,7 @@ is changed but a probe file in the job's root (or the nearest folder above it), 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -70,7 +71,8 @@ def root(path: Path) -> dict[str, Any]:
     while not os.path.lexists(base) and base.parent != base:
         base = base.parent
     folder = base.is_dir()
-    said = {"base": str(base), "exists": base == path, "folder": folder, "error": None, "room": room(base)}
+    said = {"base": str(base), "exists": base == path, "folder": folder, "error": None, "read_only": False}
+    said["room"] = room(base)
     if not folder:
         return said
     try:
@@ -80,6 +82,7 @@ def root(path: Path) -> dict[str, Any]:
             file.flush()
     except OSError as error:
         said["error"] = error.strerror
+        said["read_only"] = error.errno == errno.EROFS
     return said
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 import tomllib
 
 from dflash_ops.cli.main import run
-from dflash_ops.doctor import examine
+from dflash_ops.doctor import examine, probe
 from dflash_ops.doctor.report import Check, Report
 from dflash_ops.errors import DeadlineExceeded, HostUnreachable
 from dflash_ops.hosts.fake import FakeHost
@@ -155,6 +156,23 @@ def test_a_root_that_cannot_be(root: str, what: str, write: Callable[..., Path],
     assert "`root` of job a" in check.next
 
 
+def test_a_root_on_a_file_system_that_is_mounted_read_only_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patch:  # such a mount is for root alone to make
+        patch.setattr(probe.tempfile, "NamedTemporaryFile", refuse)
+        said = probe.root(tmp_path / "r")
+    assert said["read_only"] is True
+    check = only(judged(tmp_path / "inventory.toml", root=said), "root")
+    assert (check.status, check.what) == ("fail", f"{tmp_path} cannot be written: the file system is mounted read-only")
+    assert check.next == "mount it writable, or choose another `root` for job a"
+    check = only(judged(tmp_path / "inventory.toml", root={**said, "error": "no", "read_only": False}), "root")
+    assert "the right to write" in check.next
+
+
 def test_the_probe_leaves_nothing_behind(write: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "r").mkdir()
     before = sorted(tmp_path.rglob("*"))
@@ -256,6 +274,7 @@ FACTS: dict[str, Any] = {
         "exists": False,
         "folder": True,
         "error": None,
+        "read_only": False,
         "room": {"free": 90 * GB, "total": 100 * GB, "inodes": 10**6},
     },
     "shm": {"free": 60 * GB, "total": 64 * GB, "inodes": 10**6},
