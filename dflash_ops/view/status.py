@@ -86,8 +86,7 @@ def _rows(s: Snapshot, now: float, space: int) -> list[tuple[str, RenderableType
         rows.append(("stage", Text(f"{clean(s.stage.name)}{count} {clean(s.stage.what)}".rstrip())))
     if p is not None:
         rows.append(("step", _step(p, space, over=s.exit is not None)))
-        rows.append(("quality", _numbers(p)))
-        rows.append(("rate", _rate(p)))
+        rows += [(k, v) for k, v in (("quality", _numbers(p)), ("rate", _rate(p))) if v]
         if p.ring_slots:
             share = (p.ring_ready or 0) / p.ring_slots
             ring = Text(f"{DASH if p.ring_ready is None else p.ring_ready}/{p.ring_slots} ready  ")
@@ -146,8 +145,14 @@ def _step(p: Progress, space: int, *, over: bool) -> Text:
     return Text.assemble(count, (bar(share, width).replace(" ", "·"), "green"), tail)
 
 
+def _bundled(p: Progress) -> bool:
+    """Whether the bundled trainer said this: a dash is for what it might have told, not for what a job cannot have."""
+    return p.ring_slots is not None or p.block_tok_s is not None or p.ctx_tok_s is not None
+
+
 def _numbers(p: Progress) -> Text:
-    parts = [("loss", fixed(p.loss, 4)), ("acc", percent(p.acc)), ("tau", fixed(p.tau, 2))]
+    known = {"loss": fixed(p.loss, 4), "acc": percent(p.acc), "tau": fixed(p.tau, 2)}
+    parts = [(k, v) for k, v in known.items() if v != DASH or _bundled(p)]
     if p.epoch is not None:
         parts.append(("epoch", fixed(p.epoch, 2)))
     if p.lr is not None:
@@ -158,6 +163,8 @@ def _numbers(p: Progress) -> Text:
 def _rate(p: Progress) -> Text:
     if p.rate is not None and p.block_tok_s is None:
         return Text(f"{p.rate:g} (as the trainer says)")
+    if not _bundled(p):
+        return Text()
     return Text(f"block {ktok(p.block_tok_s)} Ktok/s   context {ktok(p.ctx_tok_s)} Ktok/s")
 
 

@@ -123,6 +123,13 @@ def test_a_foreign_trainers_own_rate_and_missing_total() -> None:
     text = shown(render(one, NOW))
     assert "3.25 (as the trainer says)" in text
     assert "step       7" in text
+    assert not {"quality", "acc", "tau", "loss"} & set(text.split()), "no dashes for what it never tells"
+    told = shown(render(replace(one, progress=Progress(t=NOW, step=7, loss=2.5)), NOW))
+    assert "loss 2.5000" in told
+    assert not {"acc", "tau", "rate", "Ktok/s"} & set(told.split())
+    assert FULL.progress is not None
+    bundled = shown(render(replace(FULL, progress=replace(FULL.progress, acc=None, block_tok_s=None)), NOW))
+    assert "acc –" in bundled and "block – Ktok/s" in bundled
 
 
 def test_one_line_holds_the_state_the_numbers_and_the_cause() -> None:
