@@ -54,27 +54,28 @@ DEVICE_HELP = "write GPU numbers (0,1,2 or 0-4), cuda:N, or cpu once for each pr
 
 def check_roles(target: Sequence[str], drafter: Sequence[str]) -> RoleFault | None:
     """The first thing that makes this choice impossible, or None."""
-    if not target:
-        return RoleFault("there are 0 targets", "name at least one device for the target", "target")
-    if not drafter:
-        return RoleFault("there are 0 drafters", "name at least one device for the drafter", "drafter")
+    return next(iter(role_faults(target, drafter)), None)
+
+
+def role_faults(target: Sequence[str], drafter: Sequence[str]) -> list[RoleFault]:
+    """All that makes this choice impossible."""
+    found: list[RoleFault] = []
     for role, devices in (("target", target), ("drafter", drafter)):
-        twice = sorted({d for d in devices if d != "cpu" and list(devices).count(d) > 1})
+        if not devices:
+            found.append(RoleFault(f"there are 0 {role}s", f"name at least one device for the {role}", role))
+        twice = sorted({d for d in devices if d != "cpu" and list(devices).count(d) > 1}, key=_number)
         if twice:
-            return RoleFault(f"{', '.join(twice)} is named twice as a {role}", "one process a GPU: name it once", role)
+            fault = f"{', '.join(twice)} is named twice as a {role}"
+            found.append(RoleFault(fault, "one process a GPU: name it once", role))
     both = sorted({d for d in target if d != "cpu"} & set(drafter), key=_number)
     if both:
         one = both[0] if len(both) == 1 else "devices"
-        return RoleFault(
-            f"{', '.join(both)} cannot be target and drafter at once",
-            f"take {one} out of one of the two roles",
-            "drafter",
-        )
+        fault = f"{', '.join(both)} cannot be target and drafter at once"
+        found.append(RoleFault(fault, f"take {one} out of one of the two roles", "drafter"))
     if len({d.partition(":")[0] for d in drafter}) > 1:
-        return RoleFault(
-            "drafters on the CPU and on GPUs cannot average with each other", "put all drafters on one kind", "drafter"
-        )
-    return None
+        fault = "drafters on the CPU and on GPUs cannot average with each other"
+        found.append(RoleFault(fault, "put all drafters on one kind", "drafter"))
+    return found
 
 
 def _number(device: str) -> int:

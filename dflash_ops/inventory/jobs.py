@@ -94,7 +94,7 @@ def read_job(name: str, table: Table, hosts: Mapping[str, Host], host_names: Seq
 
 
 def _host(name: str, table: Table, hosts: Mapping[str, Host], host_names: Sequence[str]) -> Host | None:
-    said = table.text("host", example='host = "NAME"')
+    said = table.text("host", example='host = "NAME"', needed=True)
     if said is None:
         if "host" not in table:
             one = f'"{host_names[0]}"' if len(host_names) == 1 else '"NAME"'
@@ -108,7 +108,7 @@ def _host(name: str, table: Table, hosts: Mapping[str, Host], host_names: Sequen
 
 
 def _root(name: str, table: Table, host: Host | None, folder: Path) -> str | None:
-    root = table.text("root", example=f'root = ".dflash/{name}"')
+    root = table.text("root", example=f'root = ".dflash/{name}"', needed=True)
     if root is None:
         if "root" not in table:
             table.fault(f"job {name} has no root", None, f'add root = ".dflash/{name}", its folder on the host')

@@ -110,7 +110,7 @@ def _read_host(name: str, table: Table, folder: Path) -> Host | None:
     if (fault := name_fault(name)) is not None:
         table.fault(f"{name!r} cannot be the name of a host: {fault}", None, "use letters, digits, - and _")
     kinds = ("local", "ssh", "lxc")
-    kind = table.text("kind", example='kind = "local"')
+    kind = table.text("kind", example='kind = "local"', needed=True)
     if kind is None:
         if "kind" not in table:
             table.fault(f"host {name} has no kind", None, 'add kind = "local", "ssh" or "lxc"')
@@ -137,7 +137,7 @@ def _read_host(name: str, table: Table, folder: Path) -> Host | None:
 
 
 def _read_ssh(name: str, table: Table, folder: Path, python: str) -> SshHost | None:
-    address = table.text("address", example='address = "192.0.2.6"')
+    address = table.text("address", example='address = "192.0.2.6"', needed=True)
     if address is None and "address" not in table:
         table.fault(f"host {name} has no address", None, 'add address = "192.0.2.6"')
     if address is not None and not _ADDRESS.fullmatch(address):
@@ -169,7 +169,7 @@ def _read_ssh(name: str, table: Table, folder: Path, python: str) -> SshHost | N
 
 
 def _read_lxc(name: str, table: Table, python: str) -> LxcHost | None:
-    via = table.text("via", example='via = "proxmox"')
+    via = table.text("via", example='via = "proxmox"', needed=True)
     if via is None and "via" not in table:
         table.fault(f"host {name} has no via", None, 'add via = "NAME" of the Proxmox host')
     # Proxmox gives numbers from 100 on; below that they are reserved.

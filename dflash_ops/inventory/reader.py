@@ -93,14 +93,18 @@ class Table:
             return None
         return value
 
-    def text(self, key: str, default: str | None = None, *, example: str | None = None) -> str | None:
-        """A string that is not empty and holds no control characters."""
+    def text(
+        self, key: str, default: str | None = None, *, example: str | None = None, needed: bool = False
+    ) -> str | None:
+        """A string that is not empty and holds no control characters; `needed`: not advised to be removed."""
         example = example or f'{quote_key(key)} = "{default or "..."}"'
         value = self._get(key, str, example)
         if value is None:
             return default
         if not value.strip():
-            self.fault(f"{quote_key(key)} is empty", key, f"write {example}, or remove it")
+            self.fault(
+                f"{quote_key(key)} is empty", key, f"write {example}" if needed else f"write {example}, or remove it"
+            )
             return default
         if not self.clean(value, key):
             return default

@@ -11,7 +11,7 @@ from typing import Any
 
 from dflash_ops.contracts import ProgressPattern
 from dflash_ops.errors import ContractError
-from dflash_ops.inventory.devices import DEVICE_HELP, check_roles, parse_device
+from dflash_ops.inventory.devices import DEVICE_HELP, parse_device, role_faults
 from dflash_ops.inventory.env import read_env
 from dflash_ops.inventory.lines import Path as KeyPath
 from dflash_ops.inventory.model import REMEDIES, TRAINER_TABLES, Remedy, Trainer, Venv, did_you_mean
@@ -71,7 +71,7 @@ def _trainer(table: Table) -> Trainer:
                 if key == "workers" and role in below:
                     below.fault(f"{role} does not belong into workers", role, f"write it one table up: {role} = [...]")
     target, drafter = roles["target"], roles["drafter"]
-    if target is not None and drafter is not None and (fault := check_roles(target, drafter)) is not None:
+    for fault in role_faults(target, drafter) if target is not None and drafter is not None else ():
         table.fault(fault.what, f"{fault.role}_devices", fault.fix)
     table.close()
     return Trainer(target or (), drafter or (), MappingProxyType(tables))
@@ -95,14 +95,15 @@ def _devices(table: Table, key: str) -> tuple[str, ...] | None:
             table.fault(f"{key} is missing", None, f"add {example}")
         return None
     devices: list[str] = []
+    whole_list = True
     for index, item in enumerate(said):
         whole = isinstance(item, int) and not isinstance(item, bool)
         found = parse_device(str(item)) if whole or isinstance(item, str) else None
         if found is None:
             table.faults.add(f"{item!r} is no device", (*table.path, key, index), DEVICE_HELP)
-            return None
-        devices += found
-    return tuple(devices)
+            whole_list = False
+        devices += found or ()
+    return tuple(devices) if whole_list else None
 
 
 def read_foreign(table: Table, has_command: bool) -> tuple[str, tuple[int, ...], Mapping[str, Remedy]]:
@@ -135,7 +136,7 @@ def read_venv(table: Table, folder: Path) -> Venv | None:
     below = table.table("venv", example='venv = { lock = "requirements.lock" }')
     if below is None:
         return None
-    lock = below.text("lock", example='lock = "requirements.lock"')
+    lock = below.text("lock", example='lock = "requirements.lock"', needed=True)
     python = below.text("python", "python3") or "python3"
     if lock is None and "lock" not in below:
         below.fault("venv has no lock", None, 'add lock = "requirements.lock", a file on this machine')

@@ -221,6 +221,21 @@ CASES: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
             ("jobs.a.trainer.drafter_devices[0]", "True is no device", "cuda:N"),
         ],
     ),
+    "several words that are no device": (
+        HOST + JOB + "[jobs.a.trainer]\ntarget_devices = [\n'gpu1', #!\n0,\n'x', #!\n]\ndrafter_devices = [1]\n",
+        [
+            ("jobs.a.trainer.target_devices[0]", "'gpu1' is no device", "cuda:N"),
+            ("jobs.a.trainer.target_devices[2]", "'x' is no device", "cuda:N"),
+        ],
+    ),
+    "several faults of the roles": (
+        HOST + JOB + "[jobs.a.trainer]\ntarget_devices = [0, 0] #!\ndrafter_devices = [0, 'cpu'] #!\n",
+        [
+            ("jobs.a.trainer.target_devices", "cuda:0 is named twice", "once"),
+            ("jobs.a.trainer.drafter_devices", "cuda:0 cannot be target and drafter", "take cuda:0 out"),
+            ("jobs.a.trainer.drafter_devices", "cannot average", "one kind"),
+        ],
+    ),
     "devices in the trainer's own table": (
         HOST + JOB + TRAINER + "workers = { target_devices = [3] } #!\n",
         [("jobs.a.trainer.workers.target_devices", "does not belong", "one table up")],

@@ -39,6 +39,18 @@ def test_fault(name: str, tmp_path: Path) -> None:
     assert all(e.line is not None for e in found)
 
 
+def test_what_a_job_needs_is_not_advised_to_be_removed(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.toml"
+    path.write_text(
+        "[hosts.p]\nkind = 'ssh'\naddress = ''\n[hosts.q]\nkind = ''\n[hosts.r]\nkind = 'lxc'\nvia = ''\nid = 1\n"
+        "[jobs.a]\nhost = ''\nroot = ''\nsession = ''\nvenv = { lock = '' }\ncommand = ['true']\n",
+        "utf-8",
+    )
+    empty = {str(e.key).rpartition(".")[2]: e.fix for e in faults_of(path) if "is empty" in e.what}
+    assert set(empty) == {"address", "kind", "via", "host", "root", "session", "lock"}
+    assert [key for key, fix in empty.items() if "remove" in fix] == ["session"]
+
+
 def test_many_faults_are_told_in_the_order_of_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "inventory.toml"
     path.write_text(HOST + JOB + RUNS + 'grace_s = "x"\nfoo = 1\n[jobs.b]\nhost = "nowhere"\n', "utf-8")
