@@ -110,7 +110,7 @@ def test_stopped_and_resumed_is_bit_equal_to_not_stopped(make_run: Callable[...,
 
 
 def test_a_target_that_has_loaded_late_does_not_set_the_stage_back(make_run: Callable[..., Run]) -> None:
-    run = make_run(samples=160, **{"workers.target_devices": ["cpu", "cpu"], "train.average_every": 10})
+    run = make_run(**{"workers.target_devices": ["cpu", "cpu"], "train.epochs": 500, "train.average_every": 10})
     process = run.start()
 
     def late() -> int | None:
@@ -121,7 +121,9 @@ def test_a_target_that_has_loaded_late_does_not_set_the_stage_back(make_run: Cal
     os.kill(pid, signal.SIGSTOP)
     run.until(lambda: "stage=stepping" in run.log)
     os.kill(pid, signal.SIGCONT)
-    assert process.wait(120) == 0, run.log
+    run.until(lambda: any(m["workers"]["target1"]["compute"] > 0 for m in run.metrics()[-5:]))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(120) == 3, run.log
     before, _, after = run.log.partition("stage=stepping")
     assert [line.split()[2] for line in before.splitlines() if "stage=loading" in line] == ["k=0", "k=1", "k=2"]
     assert "stage=loading" not in after
