@@ -7,12 +7,14 @@ The rule here: an answer is the resident's or it is an error. A machine that can
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dflash_ops.contracts import JobSpec, Snapshot, State, dumps, from_dict
+from dflash_ops.contracts.evidence import Evidence, decode
 from dflash_ops.errors import BY_NAME, CommandFailed, ContractError, DflashError, HostError
 from dflash_ops.hosts.base import Completed, Host
 from dflash_ops.inventory import Job
@@ -21,20 +23,25 @@ from dflash_ops.inventory import Job
 ASK_S = 20.0
 START_S = 90.0
 
+#: Seconds for all texts of an attempt: its slow parts have deadlines of their own, and some MiB need their way.
+EVIDENCE_S = 180.0
+
 #: Seconds that a stop may take beyond its grace time: locks, KILL, waiting until nothing of the attempt lives.
 STOP_MORE_S = 120.0
 
 #: One exec for a status. The loop's snapshot.json is believed under the conditions of docs/resident.md (younger than
 #: 3 s, its writer lives, no attempt began or ended since); else the resident looks anew. `$1` root, `$2` python: paths
-#: are never part of the shell's text. The first line says that machine's clock and who answered. One process more than
-#: the shell, since a status is to take as long as a bare `capture-pane`: `/proc/self/` is as old as the process that asks
-#: for it, so that one stat gives the clock and the file's time.
+#: are never part of the shell's text. A zombie has ended: init of a container may reap late or never. The first line
+#: says that machine's clock and who answered. One process more than the shell, since a status is to take as long as a
+#: bare `capture-pane`: `/proc/self/` is as old as the process that asks for it, so that one stat gives the clock and
+#: the file's time.
 LOOK = r"""
 r="$1/run"; s="$r/snapshot.json"; z="$1/resident/current.pyz"; q= t= l=0;
 n=$(stat -c %Y -- /proc/self/ "$s" 2>/dev/null); m=${n#*[!0-9]}; n=${n%%[!0-9]*}; [ -n "$n" ] || n=$(date +%s);
 [ "$m" != "$n" ] || [ -f "$s" ] && a=$((n-m)) && [ $a -le 2 ] && [ $a -ge -2 ]
 && { read -r q < "$r/resident.json" || [ -n "$q" ]; } 2>/dev/null
-&& q=${q#*\"pid\":} && q=${q# } && p=${q%%[!0-9]*} && [ -d "/proc/${p:-none}" ]
+&& q=${q#*\"pid\":} && q=${q# } && p=${q%%[!0-9]*}
+&& { read -r x < "/proc/${p:-none}/stat"; } 2>/dev/null && x=${x##*) } && case "$x" in ''|[ZX]*) false;; esac
 && [ ! "$r/attempts" -nt "$s" ]
 && { for a in "$r"/attempts/*; do a=${a##*/};
 case $a in *[!0-9]*) ;; *) [ "$a" -le "$l" ] || l=$a;; esac; done; [ ! "$r/attempts/$l/exit.json" -nt "$s" ]; }
@@ -148,6 +155,32 @@ class JobClient:
         options += ["--follow"] if follow else []
         # A trainer may be silent for long; the way to the machine has its own watch over a dead peer.
         return self._stream("logs", *options, idle=6 * 3600.0 if follow else 60.0)
+
+    def evidence(self, attempt: int | None = None, *, mib: float = 16.0, gpu: bool = True) -> Evidence:
+        """All texts of an attempt (None: the newest), in one exec; `mib` = how much of the log's end.
+
+        Raises:
+            UsageError: nothing was ever started, or no such attempt.
+            HostError, CommandFailed: as `ask`. ContractError: the answer is cut, or of another version.
+        """
+        options = ["--mib", f"{mib:g}"]
+        options += ["--attempt", str(attempt)] if attempt is not None else []
+        options += [] if gpu else ["--no-gpu"]
+        done = self.host.run(self._argv("evidence", *options), deadline=EVIDENCE_S)
+        self._refuse_undeployed(done.rc, done.error_text)
+        if done.rc == 0 and not done.stdout.startswith(_ERROR):
+            return decode(done.stdout, self._where)
+        try:
+            answer(done, self.host.name, self.python, "gather the job's texts")
+        except DflashError as error:
+            if "no command 'evidence'" in error.what:
+                raise CommandFailed(
+                    "the resident there is older than this dflash-ops and cannot gather a job's texts",
+                    self._where,
+                    f"dflash-ops logs {shlex.quote(self.job.name)} --lines 100000 | dflash-ops triage -",
+                ) from None
+            raise
+        raise self._strange(done, "gather the job's texts")
 
     def start(self, spec: JobSpec) -> dict[str, Any]:
         """Start an attempt; the answer names it.

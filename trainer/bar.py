@@ -47,6 +47,10 @@ class Bar:
         if self._clock() - self._shown >= every or done == self._total:
             self._show(text)
 
+    def start(self) -> None:
+        """The work itself begins now: what came before (loading) does not count for the rate."""
+        self._start = self._clock()
+
     def close(self) -> None:
         """Ends the line on a terminal, so that what follows does not overwrite it."""
         if self._terminal and self._shown > float("-inf"):

@@ -83,7 +83,7 @@ class TrainConfig:
     gamma: float | None = key(None, doc="decay of the slot weights, in slots", above=0.0)
     objective: str = key("dflash", doc="which loss", one_of=OBJECTIVES)
     alpha: float = key(0.5, doc="floor of the d-pace weights", least=0.0, most=1.0)
-    seed: int = key(0, doc="of the order, the anchors and the first weights", least=0)
+    seed: int = key(0, doc="of the order, the anchors and the first weights", least=0, most=2**63 - 1)
     average_every: int = key(50, doc="steps between two averagings of the drafters", least=1)
     log_every: int = key(10, doc="steps between two progress lines", least=1)
     schedule: str = key("ready", doc="which drafter gets a batch", one_of=SCHEDULES)

@@ -120,8 +120,9 @@ class Crew:
             peer.send_with_descriptor(self._setup(worker), self.ring)
         elif kind == "ready":
             worker.ready = True
-            done = sum(w.ready for w in self.workers.values())
-            self.output.stage("loading", done, len(self.workers), worker.name)
+            if worker.life == 0:  # of a later life the others take no notice: they are long past loading
+                done = sum(w.ready for w in self.workers.values())
+                self.output.stage("loading", done, len(self.workers), worker.name)
         elif kind == "error":
             worker.fault = message
         else:

@@ -302,6 +302,8 @@ class Launcher:
         self.output.event("checkpoint", step=commit.step, path=path)
         self.crew[self.scheduler.drafters[0]].idle()
         self.scheduler.saved()
+        if self.scheduler.phase is not Phase.ENDED:
+            self.output.stage("stepping", 1, 1, "drafters")
 
     def _state(self, commit: Commit) -> dict[str, Any]:
         p, config = self.prepared, self.config

@@ -24,6 +24,9 @@ from trainer.ring import ITEM_BYTES, RingLayout
 WHOLE_SCAN_BYTES = 200 << 20
 _PART_LINES = 1000
 _TARGET_NEXT = "give the folder of a Hugging Face causal LM with safetensors weights"
+_COPY_NEXT = "copy the target's folder again, whole"
+#: Names under which a text target, and the text part of a vision-language one, keep their embedding.
+_EMBEDDINGS = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
 _SHAPES = (
     "hidden_size",
     "intermediate_size",
@@ -103,7 +106,10 @@ def read_target(path: str) -> TargetFacts:
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"config.json lacks {error}", str(file), _TARGET_NEXT) from error
     tied = bool(raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False)))
-    return TargetFacts(path, vocab, hidden, tied, sum(f.stat().st_size for f in _weight_files(folder)), raw)
+    files = _weight_files(folder)
+    for weights in files:
+        _check_weights(weights, [vocab, hidden])
+    return TargetFacts(path, vocab, hidden, tied, sum(f.stat().st_size for f in files), raw)
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -120,6 +126,37 @@ def _weight_files(folder: Path) -> list[Path]:
     if absent:
         raise ConfigError(f"weights are missing: {', '.join(absent[:3])}", str(folder), _TARGET_NEXT)
     return files
+
+
+def _check_weights(file: Path, embedding: list[int]) -> None:
+    """Whether a safetensors file is as long as its own header says, and the embedding in it fits config.json.
+
+    Half-copied folders are found here, before a worker starts. Only headers are read (u64 length, then JSON).
+
+    Raises:
+        ConfigError: it is cut, no safetensors file, or of another vocabulary or width than [V, H].
+    """
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            if not 2 <= length <= size - 8:
+                raise ValueError("its header is cut")
+            header = json.loads(opened.read(length))
+        header.pop("__metadata__", None)
+        whole = 8 + length + max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
+        shapes = {name: list(header[name]["shape"]) for name in _EMBEDDINGS if name in header}
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ConfigError(f"this is no whole safetensors file: {error}", str(file), _COPY_NEXT) from error
+    if size != whole:
+        raise ConfigError(f"the file has {size} bytes, its header says {whole}", str(file), _COPY_NEXT)
+    for name, shape in shapes.items():
+        if shape != embedding:
+            raise ConfigError(
+                f"{name} is {shape}, config.json says vocab_size and hidden_size are {embedding}",
+                str(file),
+                "put the config.json and the weights of one and the same target there",
+            )
 
 
 def drafter_geometry(config: RunConfig, target: TargetFacts) -> DrafterConfig:
@@ -165,6 +202,8 @@ def prepare(config: RunConfig, checkpoints: Path | None, resume: str, *, in_part
         width=len(drafter.target_layer_ids) * drafter.hidden_size,
         dtype=config.dtype,
     )
+    if not Path(config.ring.dir).is_dir():
+        raise ConfigError("there is no such folder", f"ring.dir = {config.ring.dir}", "name a folder on a large tmpfs")
     chosen = None if checkpoints is None else choose(checkpoints, resume)
     if chosen is not None:
         _same_drafter(chosen, drafter)
@@ -182,7 +221,7 @@ def prepare(config: RunConfig, checkpoints: Path | None, resume: str, *, in_part
         raise DataError(
             "the data is not what the checkpoint was trained on",
             f"{config.data.path} against {chosen.path}",
-            "put the old data back, or begin anew in another checkpoints folder",
+            "put the old data back, or begin anew in another checkpoints folder (deploy --fresh does)",
         )
     notes = _notes(config, index, chosen)
     base, replanned = (Base(), None) if chosen is None else _base(config, index, target, chosen)
@@ -230,7 +269,7 @@ def _same_drafter(chosen: Checkpoint, drafter: DrafterConfig) -> None:
         raise ConfigError(
             f"the checkpoint holds another drafter: {what}",
             str(chosen.path),
-            "correct [drafter], or begin anew in another checkpoints folder",
+            "correct [drafter], or begin anew in another checkpoints folder (deploy --fresh does)",
         )
 
 

@@ -7,6 +7,7 @@ lock and no state lies in it: which slot holds what is known to the launcher alo
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -152,7 +153,13 @@ class Ring:
 
         runtime: Any = torch.cuda.cudart()
         status = runtime.cudaHostRegister(self._memory.data_ptr(), self.layout.total_bytes, 0)
-        return int(status) == 0
+        if int(status) == 0:
+            return True
+        print(f"the ring is not pinned (cudaHostRegister: {status}): copies will be slower", flush=True)
+        with contextlib.suppress(RuntimeError):
+            # The refusal stays behind as the last error; the next kernel would be blamed for it. This one takes it.
+            torch.zeros(1, device="cuda")
+        return False
 
     def slot(self, number: int, length: int) -> Slot:
         """Views for a batch of `length` padded positions."""

@@ -268,9 +268,12 @@ class Scheduler:
     def _turns(self) -> list[Action]:
         """Ends of phases."""
         if self.phase is Phase.RUN and len(self._trained) == self._round_end - self.cursor:
-            if not self._trained:  # stopped, or nothing left to do, right at a commit
-                self.phase = Phase.ENDED
-                return []
+            if not self._trained:  # stopped, or nothing left to do, right behind a commit
+                if self.step == self._saved_step:
+                    self.phase = Phase.ENDED
+                    return []
+                self.phase = Phase.SAVING
+                return [Commit(self.cursor, self.step, True)]
             if set(self._waiting) != set(self.drafters):
                 return []
             self._waiting.clear()

@@ -174,8 +174,11 @@ def load_target(path: str | Path, *, dtype: torch.dtype, device: torch.device | 
         ConfigError: no such folder, an unknown architecture, weights that are missing or do not fit.
     """
     import transformers
+    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
+    # A config.json that contradicts itself has an exception of its own, which is none of the usual ones.
+    refusals = (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError, StrictDataclassError)
     config = _read_config(Path(path))
     options: dict[str, Any] = {"dtype": dtype, "local_files_only": True, "output_loading_info": True}
     if torch.device(device).type != "cpu" and importlib.util.find_spec("accelerate") is not None:
@@ -186,7 +189,7 @@ def load_target(path: str | Path, *, dtype: torch.dtype, device: torch.device | 
         known = type(hf_config) in transformers.AutoModelForCausalLM._model_mapping
         auto: Any = transformers.AutoModelForCausalLM if known else transformers.AutoModelForImageTextToText
         model, info = auto.from_pretrained(path, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+    except refusals as error:
         raise ConfigError(f"the target of type {name!r} cannot be loaded: {error}", str(path), _NEXT) from error
     absent = sorted(info.get("missing_keys", []))
     if absent:

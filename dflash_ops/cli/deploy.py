@@ -85,7 +85,12 @@ def command(
 
     def work(one: Job, host: Host, python: str, progress: Stages) -> Any:
         refuse_adopted(one, "deploy")
-        result = Deployment(host, one, options, progress, python=python, environ=os.environ).run()
+        deployment = Deployment(host, one, options, progress, python=python, environ=os.environ)
+        try:
+            result = deployment.run()
+        except KeyboardInterrupt:
+            progress.note(deployment.interrupted())
+            raise
         if not plan:
             progress.note(f"watch it: dflash-ops status {shlex.quote(one.name)} --watch")
         return result.to_json()

@@ -8,12 +8,14 @@ or raises a DflashError, which is rendered here and nowhere else.
 from __future__ import annotations
 
 import difflib
+import errno
+import functools
 import importlib
 import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -45,11 +47,16 @@ COMMANDS: dict[str, Entry] = {
     "rollback": Entry("rollback", "Back to a release that ran before, with its config, from the newest checkpoint."),
     "adopt": Entry("adopt", "Watch a tmux session that dflash-ops did not start."),
     "attach": Entry("attach", "Open the job's tmux session in this terminal."),
+    "triage": Entry("triage", "Name the cause of a crash from logs, a pane, standard input or a job."),
+    "playbooks": Entry("playbooks", "The kinds of failure: list, show, lint, test."),
     "demo": Entry("demo", "The whole way on this machine with a tiny target: train, watch, evaluate, export."),
 }
 
 #: click's own exception, wherever this version of typer keeps it (newer ones carry their own copy of click).
 _CLICK_ERROR: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+#: What a full disk says of standard output.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 #: Set by main(): an exception's traceback is shown.
 DEBUG_VARIABLE = "DFLASH_DEBUG"
@@ -80,9 +87,25 @@ class LazyGroup(TyperGroup):
 def load_command(name: str, entry: Entry) -> Any:
     """The click command of one entry, its module imported now."""
     module = importlib.import_module(f"dflash_ops.cli.{entry.module}")
+    if (group := getattr(module, "app", None)) is not None:  # a command with commands of its own
+        return get_command(group)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(name, help=module.command.__doc__ or entry.help)(module.command)
+    app.command(name, help=module.command.__doc__ or entry.help)(_interruptible(module.command))
     return get_command(app)
+
+
+def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Ctrl-C ends a command with 130 and a word: typer would end it with 130 and an empty line."""
+
+    @functools.wraps(command)
+    def run_it(*args: Any, **options: Any) -> Any:
+        try:
+            return command(*args, **options)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
+
+    return run_it
 
 
 def _version(value: bool) -> None:
@@ -114,6 +137,9 @@ def _frame(
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and leave with its exit code (docs/contracts.md, Exit codes)."""
     args = list(sys.argv[1:] if argv is None else argv)
+    # Closed by the caller (`>&-`): what would be said has nowhere to go, which is no reason to fail.
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 must not end a command
@@ -125,6 +151,7 @@ def run(args: list[str]) -> int:
     args, debug = _take_debug(args)
     try:
         result = get_command(app).main(args=args, prog_name="dflash-ops", standalone_mode=False)
+        _flush()
     except DflashError as error:
         if debug:
             traceback.print_exc()
@@ -136,21 +163,46 @@ def run(args: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         return 130
-    except Exception as error:  # noqa: BLE001  # the last line of defence: a person sees a sentence, not a traceback
-        if debug:
-            traceback.print_exc()
-            return 1
-        kind = type(error).__name__
-        render_error(
-            DflashError(
-                f"unexpected {kind}: {error}",
-                f"dflash-ops {' '.join(args[:1])}",
-                "this is a fault of dflash-ops; see the traceback with: dflash-ops --debug ...",
-            ),
-            sys.stderr,
-        )
+    except OSError as error:
+        if error.filename is not None or error.errno not in _NO_ROOM:
+            return _unexpected(error, args, debug)
+        _discard_output()
+        what = f"what the command says cannot be written: {error.strerror}"
+        render_error(DflashError(what, "standard output", "free some space there, or send it elsewhere"), sys.stderr)
         return 1
+    except Exception as error:  # noqa: BLE001  # the last line of defence: a person sees a sentence, not a traceback
+        return _unexpected(error, args, debug)
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
+
+
+def _flush() -> None:
+    """What was printed is written now, where a failure can still be told; a reader that left (`| head`) is none."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()
+
+
+def _discard_output() -> None:
+    """What is still buffered would fail once more when the interpreter ends, with words of its own."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def _unexpected(error: Exception, args: list[str], debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+        return 1
+    render_error(
+        DflashError(
+            f"unexpected {type(error).__name__}: {error}",
+            f"dflash-ops {' '.join(args[:1])}",
+            "this is a fault of dflash-ops; see the traceback with: dflash-ops --debug ...",
+        ),
+        sys.stderr,
+    )
+    return 1
 
 
 def _take_debug(args: list[str]) -> tuple[list[str], bool]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -38,8 +39,12 @@ def dumps(value: Any) -> str:
     return json.dumps(_finite(to_dict(value)), ensure_ascii=False, separators=(",", ":"))
 
 
+def _not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
 def _finite(value: Any) -> Any:
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+    if _not_finite(value):
         return None
     if isinstance(value, dict):
         return {k: _finite(v) for k, v in value.items()}
@@ -89,7 +94,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if hint is Any:
         return value
     if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in args:
+        # Python's own json writes NaN, which JSON has not: where null is allowed, it means the same.
+        if (value is None or _not_finite(value)) and type(None) in args:
             return None
         errors = []
         for option in (a for a in args if a is not type(None)):
@@ -116,6 +122,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             raise ContractError(f"{value!r} is none of {', '.join(str(m.value) for m in hint)}", where) from None
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if _not_finite(value):
+        raise ContractError(f"expected a finite number, got {value}", where)
     if isinstance(value, bool) and hint is not bool:
         raise ContractError(f"expected {hint.__name__}, got a boolean", where)
     if not isinstance(value, hint):

@@ -36,6 +36,6 @@ def decode_journal(raw: bytes) -> tuple[list[Event], int]:
             continue
         try:
             events.append(from_dict(Event, json.loads(line), "journal.jsonl"))
-        except (ValueError, ContractError):
+        except (ValueError, RecursionError, ContractError):
             torn += 1
     return events, torn

@@ -42,14 +42,14 @@ class Sizes:
         max_new: new tokens of a training response and of an evaluation.
     """
 
-    target_steps: int = 350
+    target_steps: int = 150
     prompts: int = 1536
     held_out: int = 32
     max_new: int = 96
 
 
 #: `--quick`: a smoke test of the whole way; its target writes worse text, which is easier to draft.
-QUICK = Sizes(target_steps=120, prompts=256, held_out=8, max_new=64)
+QUICK = Sizes(target_steps=60, prompts=256, held_out=8, max_new=64)
 QUICK_STEPS = 150
 
 
@@ -109,8 +109,9 @@ class Demo:
         before = self.client.snapshot().snapshot
         if before.state in LIVE_STATES and not self.replace:
             # Its target and its data are in use: they stay as they are, whatever this version would make.
-            note(f"[1-3/6] {choose(before, self._reason(before), '', replace=False).why}")
-            choice = Choice("follow", "")
+            key = self._key() if self.setup.data.exists() and self.setup.target.exists() else ""
+            choice = choose(before, self._reason(before), key, replace=False)
+            note(f"[1-3/6] {choice.why}")
         else:
             note("[1/6] target: a small language model, trained on Python's help texts")
             self._target()
@@ -215,17 +216,15 @@ class Demo:
     def _failed(self, snapshot: Snapshot) -> TrainingFailed:
         for line in self._tail():
             self.stages.note(f"  | {line}")
-        said = f"attempt {snapshot.attempt} is {snapshot.state.value}"
-        if snapshot.exit is not None:
-            said += f", {snapshot.exit.describe()}"
+        said = [f"attempt {snapshot.attempt} is {snapshot.state.value}", snapshot.detail]
+        if snapshot.exit is not None and not snapshot.detail:
+            said.append(snapshot.exit.describe())
         if snapshot.error is not None:
-            said += f"; first cause, {snapshot.error.worker}: {snapshot.error.message}"
-        elif snapshot.detail:
-            said += f"; {snapshot.detail}"
+            said.append(f"first cause, {snapshot.error.worker}: {snapshot.error.message}")
         return TrainingFailed(
-            f"the demo's training did not finish: {said}",
+            f"the demo's training did not finish: {'; '.join(filter(None, said))}",
             str(Layout(self.setup.root).attempt(snapshot.attempt or 0).path),
-            f"the whole log: dflash-ops logs demo{self.setup.option}; go on: dflash-ops demo{self.setup.option}",
+            f"the cause: dflash-ops triage --job demo{self.setup.option}; the same command goes on from its checkpoint",
             self._outcome(snapshot, None, None),
         )
 

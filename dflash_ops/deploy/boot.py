@@ -2,7 +2,7 @@
 
 The rule here: the argument list is one line of ASCII and never changes (pct drops arguments with newlines, and a
 non-UTF-8 locale spoils every other byte); code, request and payload travel on standard input, which is byte-clean. The
-zipapp is held in an anonymous memory file, so that asking leaves nothing behind.
+zipapp is held in an anonymous memory file (where there is none, in a temporary one): asking leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOADER = "import sys;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
 
 #: What the loader runs. It must compile on any Python 3, so that an old one gets a sentence and not a SyntaxError.
 BOOT = """\
-import importlib, json, os, sys
+import importlib, json, os, sys, tempfile
 if sys.version_info < (3, 10):
     print(json.dumps({"schema": 1, "error": {"type": "PreflightError",
         "what": "python3 there is %d.%d, the resident needs 3.10 or newer" % sys.version_info[:2],
@@ -35,10 +35,17 @@ elif len(pack) != head["zip"]:
         "where": "standard input", "next": "try again"}}))
     sys.exit(1)
 else:
-    fd = os.memfd_create("dflash-resident")
-    with os.fdopen(os.dup(fd), "wb") as file:
-        file.write(pack)
-    sys.path.insert(0, "/proc/self/fd/%d" % fd)
+    try:
+        fd = os.memfd_create("dflash-resident")
+        place = "/proc/self/fd/%d" % fd
+        with os.fdopen(os.dup(fd), "wb") as file:
+            file.write(pack)
+    except (AttributeError, OSError):
+        kept = tempfile.NamedTemporaryFile(prefix="dflash-resident-")
+        kept.write(pack)
+        kept.flush()
+        place = kept.name
+    sys.path.insert(0, place)
 del pack
 sys.dont_write_bytecode = True
 sys.exit(importlib.import_module(head["module"]).main([]))

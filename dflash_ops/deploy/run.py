@@ -8,6 +8,7 @@ switched by rename.
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -54,6 +55,7 @@ class Deployment(Operation):
         self.lock: str | None = None
         self.clock: Check | None = None
         self._refusals: list[DflashError] = []
+        self._touched = ""
 
     def run(self) -> Result:
         """All stages in order.
@@ -95,6 +97,13 @@ class Deployment(Operation):
         self._start(self._spec(built, config_name), stopped=steps.stop)
         self._watch(probe)
         return self.result
+
+    def interrupted(self) -> str:
+        """What a person who pressed Ctrl-C in the middle of `run` needs to know."""
+        job = shlex.quote(self.job.name)
+        if not self._touched:
+            return f"interrupted: the job {job} was not touched"
+        return f"interrupted while it was being {self._touched}; what is true now: dflash-ops status {job}"
 
     def _refuse(self, error: DflashError | None) -> None:
         if error is not None and not self.options.plan:
@@ -319,6 +328,7 @@ class Deployment(Operation):
     def _stop(self, probe: Probe, steps: Steps) -> None:
         if not steps.stop:
             return
+        self._touched = "stopped"
         grace = self.options.grace_s or self.job.grace_s
         text = f"{describe(probe.snapshot, probe.now)}: save and stop, up to {grace:g} s"
         with self.stages.stage("stop", text) as stage:
@@ -329,6 +339,7 @@ class Deployment(Operation):
     def _aside(self, steps: Steps) -> None:
         if not steps.aside:
             return
+        self._touched = "made fresh"
         with self.stages.stage("aside", "setting the checkpoints aside") as stage:
             reason = self.options.reason or "deploy --fresh"
             self.result.aside = self.client.aside(reason=reason, actor=self.options.actor)
@@ -336,6 +347,7 @@ class Deployment(Operation):
             stage.done(f"checkpoints set aside: {moved}" if moved else "there were no checkpoints")
 
     def _start(self, job_spec: JobSpec, *, stopped: bool) -> None:
+        self._touched = "started"
         request = {
             "use": self.pack.id,
             "deployed": {
@@ -367,6 +379,7 @@ class Deployment(Operation):
 
     def _watch(self, probe: Probe) -> None:
         """The watch window, and the way back if the attempt does not survive it."""
+        self._touched = "watched"
         attempt = self.result.attempt
         assert attempt is not None
         seconds = window(self, self.options.watch_s)

@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from dflash_ops.contracts import Limits
+from dflash_ops.contracts.names import session_fault, session_name, socket_fault
 from dflash_ops.inventory.env import read_env, read_secrets
 from dflash_ops.inventory.model import (
     Budgets,
@@ -24,9 +25,6 @@ from dflash_ops.inventory.reader import Table
 from dflash_ops.inventory.runs import read_foreign, read_gate, read_venv, read_what_runs
 
 _ALLOW = re.compile(r"[a-z0-9_.*-]+:[a-z0-9_.*-]+")
-
-#: What tmux would read as something else than a name: separators of a target, formats, patterns, its own escapes.
-_NO_SESSION = set(".:#\\*?[]{}=@$%!")
 
 
 def name_fault(name: str) -> str | None:
@@ -44,7 +42,7 @@ def name_fault(name: str) -> str | None:
 
 def default_session(job: str) -> str:
     """`dflash-NAME`, with `_` for what tmux would not take as a name."""
-    return "dflash-" + "".join("_" if c in _NO_SESSION else c for c in job)
+    return session_name(f"dflash-{job}")
 
 
 def read_job(name: str, table: Table, hosts: Mapping[str, Host], host_names: Sequence[str], file: Path) -> Job | None:
@@ -149,22 +147,18 @@ def _session(table: Table, job: str) -> str:
     session = table.text("session", example=f'session = "{default_session(job)}"')
     if session is None:
         return default_session(job)
-    bad = sorted(_NO_SESSION & set(session))
-    if bad or session.startswith(("-", "+", "~")) or session != session.strip():
-        fault = f"holds {' '.join(bad)}" if bad else "begins or ends with a sign that tmux reads otherwise"
-        mended = "".join("_" if c in _NO_SESSION else c for c in session.strip().lstrip("-+~"))
+    if (fault := session_fault(session)) is not None:
         table.fault(
-            f"{session!r} is no name for a tmux session: it {fault}",
+            f"{session!r} is no name for a tmux session: {fault}",
             "session",
-            f'write session = "{mended or default_session(job)}"',
+            f'write session = "{session_name(session) or default_session(job)}"',
         )
     return session
 
 
 def _socket(table: Table) -> str:
     socket = table.text("socket", "dflash-ops") or "dflash-ops"
-    # It becomes a file in tmux's own folder, under a limit of about 100 bytes for the whole path.
-    if "/" in socket or socket.startswith(("-", ".")) or len(socket.encode()) > 60:
+    if socket_fault(socket) is not None:
         table.fault(
             f"{socket!r} is no name for a tmux socket", "socket", 'write a short name without slashes: "dflash-ops"'
         )

@@ -65,6 +65,7 @@ def _read(path: Path, values: Mapping[str, Any], faults: Faults) -> Inventory:
     top = Table(faults, (), values)
     top.asked["schema"] = None
     default_job = top.text("default_job", example='default_job = "NAME"')
+    playbooks = _playbooks(top, path.parent)
     host_tables = top.tables("hosts")
     hosts = {name: host for name, table in host_tables.items() if (host := _read_host(name, table, path.parent))}
     _check_ways(hosts, host_tables, faults)
@@ -83,7 +84,23 @@ def _read(path: Path, values: Mapping[str, Any], faults: Faults) -> Inventory:
             f"name one of its jobs: {names}",
         )
     top.close()
-    return Inventory(str(path), MappingProxyType(hosts), MappingProxyType(jobs), default_job)
+    return Inventory(str(path), MappingProxyType(hosts), MappingProxyType(jobs), default_job, playbooks)
+
+
+def _playbooks(top: Table, folder: Path) -> tuple[str, ...]:
+    """Folders of own kinds, each absolute. Whether they are there is asked where they are read, by triage only."""
+    if isinstance(top.values.get("playbooks"), str):
+        one = top.text("playbooks", example='playbooks = "playbooks"')
+        names: tuple[str, ...] = () if one is None else (one,)
+    else:
+        names = top.texts("playbooks", example='playbooks = ["playbooks"]') or ()
+    found: list[str] = []
+    for index, name in enumerate(names):
+        if not name.strip():
+            top.faults.add("an empty name is no folder", ("playbooks", index), "take it out")
+        elif top.clean(name, "playbooks", index):
+            found.append(str(local_path(name, folder)))
+    return tuple(dict.fromkeys(found))
 
 
 # -- hosts

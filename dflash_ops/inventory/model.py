@@ -242,12 +242,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Inventory:
-    """All of one inventory.toml; `file` is its absolute path."""
+    """All of one inventory.toml; `file` is its absolute path, `playbooks` absolute folders of own kinds."""
 
     file: str
     hosts: Mapping[str, Host]
     jobs: Mapping[str, Job]
     default_job: str | None = None
+    playbooks: tuple[str, ...] = ()
 
     def job(self, name: str | None = None) -> Job:
         """The job of this name; without one, `default_job`, or the only job there is.

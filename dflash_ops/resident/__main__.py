@@ -22,6 +22,7 @@ COMMANDS = {
     "loop": ("loop", "main", "keep snapshot.json fresh (a daemon)"),
     "wrap": ("wrap", "main", "run the trainer (called by start)"),
     "logs": ("logs", "main", "an attempt's log, raw"),
+    "evidence": ("evidence", "main", "all texts of an attempt, for triage"),
     "journal": ("records", "journal_main", "what was done, and when"),
     "record": ("records", "record_main", "write an operator's event into the journal"),
     "attempts": ("records", "attempts_main", "list all attempts"),

@@ -46,7 +46,7 @@ def aside(layout: Layout, reason: str, actor: str = "operator", checkpoints: Pat
         raise JobBusy("the job lives and writes there", str(last.layout.path), "stop it first")
     job = load(JobSpec, layout.job)
     folder = spec.checkpoints_folder(job, layout.root) if job is not None else layout.root / "checkpoints"
-    folder = checkpoints if checkpoints is not None else folder
+    folder = layout.root / checkpoints if checkpoints is not None else folder
     folder = Path(os.path.realpath(folder))
     if not folder.is_dir() or not any(folder.iterdir()):
         return {"schema": 1, "moved": False, "from": str(folder), "to": None, "files": 0, "bytes": 0}

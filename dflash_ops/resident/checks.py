@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from dflash_ops.errors import StartError
-from dflash_ops.resident import machine
+from dflash_ops.errors import ContractError, StartError, UsageError
+from dflash_ops.resident import machine, spec
 from dflash_ops.resident.preflight import Check, Needs, Request
 from dflash_ops.resident.receive import explain
 from dflash_ops.resident.tmux import Tmux, TmuxSilent
@@ -24,6 +24,9 @@ SPARE_INODES = 1000
 #: Seconds for one import of torch from a cold disk, and for the trainer's check of its data and checkpoint.
 IMPORT_S = 180.0
 TRAINER_S = 300.0
+
+#: The trainer's exit code for a checkpoint that cannot be restored whole (docs/contracts.md).
+_DAMAGED = 5
 
 _IMPORTS = """\
 import importlib, json, sys
@@ -52,6 +55,15 @@ def _failed(name: str, what: str, next: str) -> Check:
 
 def _skipped(name: str, what: str) -> Check:
     return Check(name, "skipped", what)
+
+
+def job(request: Request) -> list[Check]:
+    """What `start` would refuse in the job itself: said here, while a job that runs still does."""
+    try:
+        spec.check(request.spec, Path(request.spec.root))
+    except (UsageError, ContractError) as error:
+        return [_failed("job", f"{error.where}: {error.what}", error.next or "correct the job in the inventory")]
+    return []
 
 
 def root(request: Request) -> list[Check]:
@@ -189,7 +201,7 @@ def _config_fault(request: Request, error: Any, ours: str) -> Check:
     where = str(error.get("where") or "").replace(ours, theirs)
     what = str(error.get("what") or error)
     text = f"{where}: {what}" if where else what
-    if where.startswith(f"{request.checkpoints}/step-"):
+    if error.get("exit_code") == _DAMAGED and where.startswith(f"{request.checkpoints}/step-"):
         damaged = request.checkpoints / Path(where).relative_to(request.checkpoints).parts[0]
         aside = request.layout.aside
         move = shlex.join(["mkdir", "-p", str(aside)]) + " && " + shlex.join(["mv", str(damaged), f"{aside}/"])

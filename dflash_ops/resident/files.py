@@ -79,7 +79,7 @@ def read_json(path: Path) -> Any:
         return None
     try:
         return json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StateError(f"{path.name} is damaged: {error}", str(path), f"look at it, then remove {path}") from None
 
 

@@ -123,6 +123,9 @@ class Loop:
         signal.signal(signal.SIGINT, self._on_term)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGUSR1, lambda *_: None)
+        for rest in self._layout.run.glob(".snapshot.json.*.tmp"):  # of a loop that was killed while it wrote
+            with suppress(OSError):
+                rest.unlink()
         self._journal("resident_started", data={"pid": self._me.pid, "version": self._me.version})
         while not self._stop and self._there():
             begun = time.monotonic()

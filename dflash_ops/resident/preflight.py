@@ -125,7 +125,7 @@ def run_checks(request: Request) -> Found:
     """All checks in the order in which a person would want to read them."""
     from dflash_ops.resident import checks
 
-    found = Found(checks.root(request) + checks.session(request))
+    found = Found(checks.job(request) + checks.root(request) + checks.session(request))
     answered, python = checks.interpreter(request)
     found.checks += answered
     if request.bundled:

@@ -97,6 +97,12 @@ class LogScanner:
         self.sign_t: float | None = None
         self.beats = Beats()
 
+    def recall(self, stage: StageInfo | None, progress: Progress | None, life: int | None) -> None:
+        """Begin from what an earlier observer knew: the log may be too long to be read from its beginning."""
+        self.stage, self.progress, self.life = stage, progress, life
+        if progress is not None:
+            self.sign_t = progress.t
+
     def feed(self, data: bytes, t: float) -> list[Said]:
         """Take new bytes that were written by time `t`; gives the events among them."""
         if not data:
@@ -157,7 +163,7 @@ class MetricsScanner:
                 continue
             try:
                 self._take(json.loads(raw))
-            except (ValueError, ContractError, AttributeError):
+            except (ValueError, RecursionError, ContractError, AttributeError):
                 self.bad_lines += 1
 
     def _take(self, record: dict[str, Any]) -> None:

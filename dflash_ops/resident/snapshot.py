@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dflash_ops.contracts import LIVE_STATES, Layout, ResidentInfo, Snapshot, dumps
+from dflash_ops.contracts.snapshot import FRESH_S
 from dflash_ops.resident import daemon
 from dflash_ops.resident.tmux import clean_environment
 from dflash_ops.resident.watch import Watcher
@@ -37,7 +38,13 @@ def take(layout: Layout, watcher: Watcher | None = None) -> Snapshot:
     watcher = watcher or Watcher(layout, daemon.last_snapshot(layout))
     record = daemon.running(layout)
     if record is not None:
-        return watcher.look(ResidentInfo(True, record.pid, record.start, record.version))
+        snapshot = watcher.look(ResidentInfo(True, record.pid, record.start, record.version))
+        last = daemon.last_snapshot(layout)
+        late = time.time() - max(record.t, last.t if last is not None else 0.0)
+        if late > 2 * FRESH_S:
+            text = f"the resident's loop has written nothing for {late:.0f} s; see run/resident.log"
+            return replace(snapshot, warnings=(*snapshot.warnings, text))
+        return snapshot
     snapshot = watcher.look(ResidentInfo(False))
     if snapshot.state not in LIVE_STATES:
         return snapshot

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dflash_ops.contracts import JobSpec, Layout, ProgressPattern
+from dflash_ops.contracts.names import session_fault, socket_fault
 from dflash_ops.errors import UsageError
 
 #: What every trainer gets unless its job says otherwise: logs at once, a traceback on a fault, NCCL's flight recorder.
@@ -22,8 +23,6 @@ DEFAULT_ENV = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
 }
 
-#: What tmux would read as something else than a name (the inventory refuses the same), and what no line may hold.
-_NO_NAME = re.compile(r"[.:#\\*?\[\]{}=@$%!/\x00-\x1f\x7f]|^[-+~]|^\s|\s$|^$")
 #: Files of an attempt's folder that a job must not bring.
 RESERVED = frozenset({"start.json", "exit.json", "stop.json", "job.json", "log", "metrics.jsonl", "plan.jsonl"})
 
@@ -48,9 +47,14 @@ def check(spec: JobSpec, root: Path) -> None:
         raise UsageError(f"the job's root is {spec.root}, but --root is {root}", "job.json: root", "use the same")
     if not spec.argv:
         raise UsageError("the job has no command", "job.json: argv", "name a command")
-    for key, value in (("session", spec.session), ("socket", spec.socket)):
-        if _NO_NAME.search(value):  # tmux turns . and : into _, and then never finds the session again
-            raise UsageError(f"{value!r} is no tmux {key} name", f"job.json: {key}", "use letters, digits, - and _")
+    for key, value, fault in (
+        ("session", spec.session, session_fault(spec.session)),
+        ("socket", spec.socket, socket_fault(spec.socket)),
+    ):
+        if fault is not None:
+            raise UsageError(
+                f"{value!r} is no tmux {key} name: {fault}", f"job.json: {key}", "use letters, digits, - and _"
+            )
     for name in spec.files:
         if "/" in name or name in (".", "..", "") or name in RESERVED:
             raise UsageError(f"{name!r} cannot be a file of the attempt", "job.json: files", "use a plain, free name")

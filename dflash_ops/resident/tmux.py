@@ -7,6 +7,8 @@ of a session only our own pane is ever ended. libtmux is imported on first use (
 from __future__ import annotations
 
 import os
+import pwd
+import shlex
 import signal
 import threading
 import time
@@ -55,12 +57,19 @@ def clean_environment() -> None:
     The server keeps what its first client had: a caller's TMUX_TMPDIR would hide the socket from the next caller, and
     nobody's secrets belong into `show-environment`.
     """
-    keep = {k: os.environ[k] for k in ("HOME", "USER", "LOGNAME", "SHELL") if k in os.environ}
+    keep = {k: os.environ[k] for k in ("HOME", "USER", "LOGNAME", "SHELL") if os.environ.get(k)}
     path = os.environ.get("PATH", "")
     os.environ.clear()
-    os.environ.update({"HOME": "/root" if os.getuid() == 0 else "/", "LC_ALL": "C.UTF-8", "TERM": "screen"}, **keep)
+    os.environ.update({"HOME": _home(), "LC_ALL": "C.UTF-8", "TERM": "screen"}, **keep)
     extra = [p for p in ("/usr/local/bin", "/usr/bin", "/bin") if p not in path.split(":")]
     os.environ["PATH"] = ":".join(filter(None, [path, *extra]))
+
+
+def _home() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:  # a user without a name
+        return "/"
 
 
 class Tmux:
@@ -145,7 +154,11 @@ class Tmux:
             *("set-option", "-w", "-t", f"={session}:", "remain-on-exit", "on"),
         )
         if said.rc != 0:
-            raise StartError(f"tmux would not start the session: {said.err}", f"tmux -L {self.socket}, {session}", "")
+            raise StartError(
+                f"tmux would not start the session: {said.err}",
+                f"tmux -L {self.socket}, {session}",
+                f"try by hand what it says to: tmux -L {shlex.quote(self.socket)} new-session",
+            )
 
     def end(self, session: str, wrapper: int) -> None:
         """End our pane; a session in which somebody opened more panes stays for them, under another name."""

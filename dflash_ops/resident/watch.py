@@ -67,8 +67,8 @@ class Tail:
             file.seek(begin)
             data = file.read(info.st_size - begin)
         self._at = begin + len(data)
-        # What was skipped ends in the middle of a line.
-        return data[data.find(b"\n") + 1 :] if skip else data
+        # What was skipped ends in the middle of a line, and what came before it has no end.
+        return data[max(0, data.find(b"\n")) :] if skip else data
 
 
 class Errors:
@@ -102,7 +102,7 @@ def _error(worker: str, raw: bytes, mtime: float) -> ErrorInfo:
     """torch's form; its message may be a plain string, and a file cut short is told as such."""
     try:
         message = json.loads(raw)["message"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError):
         return ErrorInfo(worker, f"error.json is damaged ({len(raw)} bytes)", mtime)
     if not isinstance(message, dict):
         return ErrorInfo(worker, str(message)[:4000], mtime)
@@ -166,6 +166,7 @@ class Watcher:
         self._journal_size = -1
         self._last_event: Event | None = None
         self._journal_checkpoint: CheckpointInfo | None = None
+        self._aside_t = 0.0
 
     @property
     def launcher(self) -> Process | None:
@@ -218,7 +219,7 @@ class Watcher:
             exit=evidence.exit,
             error=one.errors.first(),
             last_event=self._last_event,
-            checkpoint=one.checkpoint or self._journal_checkpoint,
+            checkpoint=self._checkpoint(one),
             session=session,
             resident=resident,
             warnings=tuple(told),
@@ -237,6 +238,13 @@ class Watcher:
             self._last_event = event
             if event.event == "checkpoint" and isinstance(event.data.get("step"), int):
                 self._journal_checkpoint = CheckpointInfo(event.data["step"], str(event.data.get("path", "")), event.t)
+            elif event.event == "checkpoints_aside":
+                self._aside_t = event.t
+
+    def _checkpoint(self, one: _One) -> CheckpointInfo | None:
+        """The newest one that was told of and not set aside since: a fresh start has none to go back to."""
+        newest = one.checkpoint or self._journal_checkpoint
+        return newest if newest is not None and newest.t > self._aside_t else None
 
     def _read_attempt(self) -> Attempt | None:
         found = attempts.numbers(self._layout)
@@ -253,6 +261,8 @@ class Watcher:
             if seed is not None and seed.attempt == found[-1]:
                 self._one.previous, self._one.since = seed.state, seed.since
                 self._one.p99_floor = seed.rates.get("gap_p99_s") or 0.0
+                self._one.checkpoint = seed.checkpoint
+                self._one.scanner.recall(seed.stage, seed.progress, seed.life)
         return self._attempt
 
     def _read_new(self, one: _One) -> None:
@@ -309,7 +319,8 @@ class Watcher:
         """The newest of log and metrics, and when the last sign of life came."""
         said, metered = one.scanner.progress, one.numbers.progress
         times = [t for t in (one.scanner.sign_t, metered.t if metered else None) if t is not None]
-        sign_t = max(times, default=None)
+        # A worker's clock may be ahead of ours, and a sign from the future would hide a hang.
+        sign_t = min(max(times), time.time()) if times else None
         if metered is None or (said is not None and said.t > metered.t and said.step != metered.step):
             return said, sign_t
         if said is not None and said.step == metered.step:

@@ -34,6 +34,7 @@ ORDER_WAIT = 15.0
 #: Seconds for which exit.json is tried on a full disk.
 EXIT_WAIT = 24 * 3600.0
 READ = 1 << 16
+IGNORED = (signal.SIGHUP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGQUIT)
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,9 @@ class Wrapper:
         self._exit_file = ExitFile(at.exit)
 
     def run(self, channel_name: str) -> int:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        # The pane is a terminal: Ctrl-Z, Ctrl-\\ or a lost server must not stop or end whoever empties the pipe.
+        for number in IGNORED:
+            signal.signal(number, signal.SIG_IGN)
         wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -308,7 +311,9 @@ def _become_launcher(order: Order, out_w: int, gate_r: int, gate_w: int, fail_w:
         os.dup2(out_w, 1)
         os.dup2(out_w, 2)
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
+        # SIGPIPE and SIGXFSZ are ignored by every Python; an ignored signal would stay ignored after exec.
+        others = (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
+        for number in (*IGNORED, *others):
             signal.signal(number, signal.SIG_DFL)
         if os.read(gate_r, 1) == b"g":
             code = 127

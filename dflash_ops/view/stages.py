@@ -14,6 +14,7 @@ from typing import IO, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
 from rich.text import Text
 
 from dflash_ops.view.text import clean, size
@@ -170,8 +171,14 @@ class Live:
         self._line("✔", "bold green", name, stage.result or stage.text, begin)
 
     def _line(self, mark: str, style: str, name: str, text: str, begin: float) -> None:
-        passed = f"{time.monotonic() - begin:.1f} s"
-        self._console.print(Text.assemble((mark, style), f" {name:<10} {clean(text)} ", (passed, "bright_black")))
+        row = Table.grid(padding=(0, 1))
+        row.add_column(no_wrap=True)
+        row.add_column(no_wrap=True, min_width=10)
+        row.add_column()  # a long text is wrapped in its own column, and the seconds stay in one piece
+        row.add_column(no_wrap=True)
+        passed = Text(f"{time.monotonic() - begin:.1f} s", "bright_black")
+        row.add_row(Text(mark, style), Text(name), Text(clean(text)), passed)
+        self._console.print(row)
 
     def note(self, text: str) -> None:
         self._console.print(Text(clean(text)))

@@ -78,7 +78,10 @@ def _said_below(s: Snapshot) -> bool:
 def _rows(s: Snapshot, now: float, space: int) -> list[tuple[str, RenderableType]]:
     rows: list[tuple[str, RenderableType]] = []
     p = s.progress
-    if s.stage is not None and (p is None or p.step is None or s.stage.name not in ("stepping", s.state.value)):
+    # Of a job that has ended well its last stage tells nothing; of one that crashed, where it was.
+    over = s.state in (State.FINISHED, State.STOPPED)
+    stepping = p is not None and p.step is not None
+    if s.stage is not None and not over and not (stepping and s.stage.name in ("stepping", s.state.value)):
         count = f" {s.stage.k}/{s.stage.n}" if s.stage.k is not None and s.stage.n is not None else ""
         rows.append(("stage", Text(f"{clean(s.stage.name)}{count} {clean(s.stage.what)}".rstrip())))
     if p is not None:
@@ -121,7 +124,7 @@ def next_step(s: Snapshot) -> str | None:
     if s.attempt is None:  # nothing that could be deployed again (an adopted session), or nothing yet
         return f"dflash-ops logs {job}" if s.state in _BAD else None
     if s.state is State.CRASHED:
-        return f"dflash-ops logs {job}\ndflash-ops deploy {job} --resume"
+        return f"dflash-ops triage --job {job}\ndflash-ops deploy {job} --resume"
     if s.state is State.STOPPED:
         return f"dflash-ops deploy {job} --resume"
     if s.state is State.HUNG:

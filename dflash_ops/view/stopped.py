@@ -28,6 +28,9 @@ def stopped_text(answer: Mapping[str, Any]) -> str:
     if answer.get("escalated"):
         parts.append("it did not end in its grace time and was ended by KILL; what came after its last save is lost")
     if answer.get("checkpoint"):
-        parts.append(f"saved at step {from_dict(CheckpointInfo, answer['checkpoint'], 'stop').step}")
+        checkpoint = from_dict(CheckpointInfo, answer["checkpoint"], "stop")
+        # One of an earlier attempt is where a resume goes on from, not what this one saved.
+        own = record is None or checkpoint.t >= record.t - record.duration_s
+        parts.append(f"{'saved at' if own else 'the newest checkpoint is of'} step {checkpoint.step}")
     parts += [clean(str(w)) for w in answer.get("warnings") or ()]
     return "; ".join(parts)

@@ -230,7 +230,7 @@ def test_ctrl_c_is_130_and_no_traceback() -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Traceback" not in err
+    assert err.strip() == "interrupted"
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
@@ -245,3 +245,22 @@ def test_a_reader_that_leaves_is_no_error() -> None:
         env={**os.environ, "PYTHONPATH": str(REPO)},
     )
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("command", ["--help", "--version"])
+def test_output_that_cannot_be_written_is_told_and_is_no_fault_of_the_tool(command: str) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m dflash_ops.cli.main {command} > /dev/full",
+        shell=True, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(REPO)},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr and "fault of dflash-ops" not in done.stderr
+    assert done.stderr.count("error:") == 1 and "Exception ignored" not in done.stderr
+
+
+def test_a_closed_output_does_not_end_a_command() -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m dflash_ops.cli.main --version >&- 2>&-",
+        shell=True, timeout=60, env={**os.environ, "PYTHONPATH": str(REPO)}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0

@@ -12,7 +12,7 @@ import pytest
 
 from dflash_ops.cli.main import run
 from dflash_ops.client import LOOK
-from dflash_ops.contracts import CheckpointInfo, ExitRecord, Progress, Snapshot, State, dumps
+from dflash_ops.contracts import ExitRecord, Progress, Snapshot, State, dumps
 from dflash_ops.errors import ConnectionLost, HostUnreachable
 from dflash_ops.hosts.fake import FakeHost
 
@@ -94,14 +94,21 @@ def test_stop_says_what_came_of_it(
     host: FakeHost, capsys: pytest.CaptureFixture[str], exit: dict[str, Any], answer: dict[str, Any], words: list[str]
 ) -> None:
     record = {"attempt": 2, "t": 1000.0, "duration_s": 9.0, "schema": 1, **exit}
-    said = {"schema": 1, "attempt": 2, "state": "stopped", "already": False, "escalated": False, "detail": "",
+    said: dict[str, Any] = {
+            "schema": 1, "attempt": 2, "state": "stopped", "already": False, "escalated": False, "detail": "",
             "exit": record, "checkpoint": {"step": 4, "path": "p", "t": 999.0}, "warnings": [], **answer}  # fmt: skip
     host.answer(*PYZ, "/srv/a/resident/current.pyz", "stop", ..., stdout=json.dumps(said) + "\n")
-    sees(host, "a", replace(SNAP, state=State.STOPPED, checkpoint=CheckpointInfo(4, "p", 999.0)))
     assert run(["stop", "a", "--grace", "7", "--reason", "lunch"]) == 0
     err = capsys.readouterr().err
     for word in words:
         assert word in err
+    # Begun after that checkpoint: it saved nothing itself.
+    said["checkpoint"]["t"] = 990.0
+    host.answer(*PYZ, "/srv/a/resident/current.pyz", "stop", ..., stdout=json.dumps(said) + "\n")
+    assert run(["stop", "a"]) == 0
+    err = capsys.readouterr().err
+    assert "the newest checkpoint is of step 4" in err
+    assert "saved at" not in err
     argv = host.calls[0].argv
     assert argv[argv.index("--grace") + 1] == "7"
     assert argv[argv.index("--reason") + 1] == "lunch"

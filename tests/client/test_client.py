@@ -240,6 +240,17 @@ def test_the_resident_is_asked_where_the_file_may_be_wrong(root: Path, harm: Any
     assert look(root) == ("asked", {"asked": True})
 
 
+def test_a_loop_that_was_killed_and_not_reaped_is_no_witness(root: Path) -> None:
+    """A zombie: what a killed loop stays where the init of a container looks late or never."""
+    pid = os.posix_spawnp("true", ["true"], os.environ)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    (root / "run/resident.json").write_text(json.dumps({"pid": pid, "start": 1}))
+    try:
+        assert look(root)[0] == "asked"
+    finally:
+        os.waitpid(pid, 0)
+
+
 def test_an_earlier_attempts_end_is_no_reason_to_ask(root: Path) -> None:
     (root / "run/attempts/9/exit.json").write_text("{}")
     os.utime(root / "run/attempts/9/exit.json", (time.time() + 60, time.time() + 60))

@@ -152,6 +152,9 @@ def test_a_wrong_type_anywhere_names_its_key(snapshot: Snapshot, data: st.DataOb
 
 
 def test_what_json_cannot_say_becomes_null() -> None:
+    assert from_dict(Progress, json.loads('{"t": 1, "loss": NaN, "tau": Infinity}')) == Progress(t=1.0)
+    with pytest.raises(ContractError, match="finite"):
+        from_dict(Progress, json.loads('{"t": NaN}'))
     assert json.loads(dumps(Progress(t=1.0, loss=float("nan"), tau=float("inf"))))["loss"] is None
     assert json.loads(dumps({"a": [float("-inf")]})) == {"a": [None]}
 

@@ -203,3 +203,24 @@ def test_status_and_the_others_before_any_deploy_are_sentences(toy: Toy) -> None
         assert "never deployed" in outcome.err
         assert "Traceback" not in outcome.err
     assert not toy.root.exists()
+
+
+def test_ctrl_c_says_whether_the_job_was_touched(toy: Toy) -> None:
+    toy.write(env={"HERE": "{root}", "DEAF": "1"}, grace_s=60)
+    assert toy.ops("deploy").code == 0
+    for line, says in (
+        ("connect: ", "not touched"),
+        ("stop: ...", "being stopped; what is true now: dflash-ops status"),
+    ):
+        deploying = toy.spawn("deploy", "--replace")
+        assert deploying.stderr is not None
+        seen = ""
+        while line not in seen:
+            one = deploying.stderr.readline()
+            assert one, seen
+            seen += one
+        deploying.send_signal(signal.SIGINT)
+        _, err = deploying.communicate(timeout=60)
+        assert deploying.returncode == 130
+        assert says in err and "Traceback" not in err, err
+    assert toy.status["state"] == "stepping"  # it is deaf, and who would have sent KILL is gone

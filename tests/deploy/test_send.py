@@ -215,6 +215,23 @@ def test_an_old_python_there_is_told_as_such(tmp_path: Path, pack: Pack) -> None
         boot.call(LocalHost(), str(old), pack.content, "dflash_ops.resident.probe", {}, deadline=30)
 
 
+def test_without_memory_files_a_temporary_one_does_and_is_gone_afterwards(
+    tmp_path: Path, pack: Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    python = tmp_path / "python3"
+    python.write_text(
+        f"#!/bin/sh\nshift 3\nexec {sys.executable} -c "
+        "'import os, sys; del os.memfd_create; i = sys.stdin.buffer; exec(i.read(int(i.readline())))'\n"
+    )
+    python.chmod(0o755)
+    request = {"root": str(tmp_path / "root"), "release": None, "resident": pack.id}
+    said = boot.call(LocalHost(), str(python), pack.content, "dflash_ops.resident.probe", request, deadline=30)
+    assert said["release"] == "none"
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
 def test_a_pack_cut_on_the_way_is_told_as_such(pack: Pack) -> None:
     code = boot.BOOT.encode()
     cut = b"%d\n" % len(code) + code + b'{"zip": 100, "module": "x"}\nshort'

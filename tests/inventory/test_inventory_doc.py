@@ -45,7 +45,7 @@ def names(cls: type, *extra: str) -> set[str]:
 
 
 SECTIONS = {
-    "Top level": {"schema", "default_job", "hosts", "jobs"},
+    "Top level": {"schema", "default_job", "playbooks", "hosts", "jobs"},
     "Host of kind `local`": names(LocalHost, "kind"),
     "Host of kind `ssh`": names(SshHost, "kind"),
     "Host of kind `lxc`": names(LxcHost, "kind"),

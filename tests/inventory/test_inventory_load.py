@@ -94,7 +94,7 @@ def test_paths_are_relative_to_the_inventory_and_links_stay_links(
 
 
 @pytest.mark.parametrize(
-    "name", ["größe", "with space", "日本", "it's", 'say \\"x\\"', "a.b:c", "*", "#{pid}", "@x", "$(id)"]
+    "name", ["größe", "with space", "日本", "it's", 'say \\"x\\"', "a.b:c", "*", "#{pid}", "@x", "$(id)", "a; b;"]
 )
 def test_any_job_name_gives_a_session_that_tmux_keeps(name: str, tmp_path: Path, tmux_socket: str) -> None:
     job = one_job(tmp_path, 'command = ["true"]\n', f'"{name}"')

@@ -87,11 +87,15 @@ for step in range(1, 9999):
 def test_wrapper_and_launcher_are_killed_together(one: Lab) -> None:
     one.start()
     one.stepping()
+    loop = daemon.running(one.layout)
+    assert loop is not None
+    proc.send(loop.process, signal.SIGSTOP)  # nobody freshens the file: it still says stepping
     proc.send(one.wrapper(), signal.SIGKILL)
     proc.send(one.launcher(), signal.SIGKILL)
     wait_for(lambda: not proc.alive(one.launcher()), "its end")
     said = one.snapshot()
     assert (said.state, said.exit) == (State.CRASHED, None)
+    proc.send(loop.process, signal.SIGCONT)
     assert one.start()["attempt"] == 2
 
 
@@ -207,7 +211,9 @@ def test_a_reused_pid_is_not_signalled(one: Lab) -> None:
     one.start()
     one.stepping()
     one.ok("stop")
-    bystander = subprocess.Popen(["sleep", "300"])
+    # a session of its own, like our launcher's, with a child in it
+    bystander = subprocess.Popen(["sh", "-c", "sleep 300 & wait"], start_new_session=True)
+    child = wait_for(lambda: [s for s in proc.every() if s.ppid == bystander.pid], "its child")[0].process
     try:
         at = one.layout.attempt(1)
         record = at.start.read_text()
@@ -217,8 +223,9 @@ def test_a_reused_pid_is_not_signalled(one: Lab) -> None:
         assert one.launcher().pid == bystander.pid
         assert one.snapshot().state is State.STOPPED
         assert one.ok("stop", "--grace", "0")["already"] is True
-        assert bystander.poll() is None
+        assert bystander.poll() is None and proc.alive(child)
     finally:
+        proc.send(child, signal.SIGKILL)
         bystander.kill()
         bystander.wait()
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from resident_lab import Lab, wait_for
+from resident_lab import Lab, lab, wait_for
 
 from dflash_ops.contracts import Process, Snapshot, State, dumps, from_dict
 from dflash_ops.resident import attempts, daemon, proc
@@ -140,6 +140,34 @@ def test_ctrl_c_in_the_pane_is_a_stop(one: Lab) -> None:
     assert ended.state is State.STOPPED
     assert ended.exit is not None
     assert (ended.exit.requested, ended.exit.signal) == ("INT", "SIGINT")
+
+
+def test_other_keys_in_the_pane_change_nothing(one: Lab) -> None:
+    """Ctrl-Z would stop and Ctrl-\\ end whoever empties the trainer's pipe; Ctrl-S stops the terminal."""
+    one.start()
+    one.stepping()
+    one.tmux("send-keys", "-t", "=trainer:", "C-z", "C-\\", "C-s", "x")
+    one.ask("flood")
+    wait_for(lambda: one.layout.attempt(1).log.stat().st_size > 3_000_000, "output beyond all buffers")
+    step = one.stepping().progress
+    assert step is not None and step.step is not None
+    one.until(lambda s: (s.progress.step or 0) > step.step + 3, "more steps")  # type: ignore[union-attr, operator]
+    assert proc.alive(one.wrapper()) and one.snapshot().warnings == ()
+
+
+def test_a_root_with_an_awkward_name(pyz: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "wörk #{pid} $HOME 'x';"
+    folder.mkdir()
+    with lab(pyz, folder) as one:
+        one.root = one.root.rename(folder / "root;")
+        one.start(session="größe 2 (x) 'a' 日本")
+        assert one.stepping().session is not None
+        assert "größe 2 (x) 'a' 日本" in one.tmux("-u", "list-sessions", "-F", "#{session_name}").splitlines()
+        one.ask("exit0")
+        one.until(lambda s: s.state is State.FINISHED, "the end")
+        assert (
+            one.start(argv=("/bin/true",), session="größe 2 (x) 'a' 日本")["attempt"] == 2
+        )  # it knows its own ended session again
 
 
 def test_term_to_the_wrapper_is_passed_on(one: Lab) -> None:
@@ -314,6 +342,13 @@ time.sleep(300)
     assert both.error is not None and (both.error.worker, both.error.message) == ("drafter0", "RuntimeError: first")
     wait_for(lambda: one.events("checkpoint"), "the journal")
     assert one.events("checkpoint")[0].data == {"step": 20, "path": "checkpoints/step-00000020"}
+    # What is set aside is no checkpoint of this job any more, neither now nor for the attempt after it.
+    one.ok("stop", "--grace", "10")
+    (one.root / "checkpoints/step-00000020").mkdir(parents=True)
+    assert one.ok("aside", "--reason", "fresh")["moved"] is True
+    one.until(lambda s: s.checkpoint is None, "no checkpoint")
+    one.start()
+    assert one.stepping().checkpoint is None
 
 
 def test_hung_and_slow_follow_the_jobs_limits(one: Lab) -> None:

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from resident_lab import Lab
 
-from dflash_ops.contracts import FileEntry, Release, dumps, release_id
+from dflash_ops.contracts import FileEntry, Layout, Release, Snapshot, State, dumps, from_dict, release_id
 from dflash_ops.resident import journal
 from dflash_ops.resident.aside import aside
 from dflash_ops.resident.files import write_atomic
 from dflash_ops.resident.logs import _last_lines
 from dflash_ops.resident.scan import LINE, Lines, LogScanner
+from dflash_ops.resident.watch import Watcher
+
+#: Files under run/ that a look reads.
+FILES = {"journal.jsonl", "snapshot.json"} | {
+    f"attempts/1/{name}"
+    for name in ("job.json", "start.json", "stop.json", "exit.json", "log", "metrics.jsonl", "errors/w/error.json")
+}
 
 
 def test_a_journal_cut_at_every_byte_reads_and_goes_on(tmp_path: Path) -> None:
@@ -168,3 +178,30 @@ def test_colours_and_rank_prefixes_do_not_hide_progress() -> None:
     events = scanner.feed(b"dflash event=checkpoint step=5 path=checkpoints/step-00000005\n", 11.0)
     assert [(e.name, e.line.integer("step")) for e in events] == [("checkpoint", 5)]
     assert scanner.progress.step == 5
+
+
+GARBAGE = st.one_of(
+    st.binary(max_size=200),
+    st.sampled_from(
+        [b"[" * 5000, b'{"t": NaN}\n', b'{"t": 1e999, "step": 1}\n', b'{"t": 1, "step": 1, "workers": [1]}\n']
+    ),
+    st.dictionaries(
+        st.sampled_from(["t", "step", "message", "workers", "life"]), st.floats() | st.text(max_size=5)
+    ).map(lambda d: json.dumps(d).encode() + b"\n"),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.sampled_from(sorted(FILES)), GARBAGE))
+def test_no_garbage_in_any_file_breaks_a_look(tmp_path: Path, files: dict[str, bytes]) -> None:
+    root = tmp_path / "root"
+    shutil.rmtree(root, ignore_errors=True)
+    layout = Layout(root)
+    (layout.attempt(1).errors / "w").mkdir(parents=True)
+    for name, data in files.items():
+        (root / "run" / name).write_bytes(data)
+    snapshot = Watcher(layout).look(None)
+    assert snapshot.state in (State.UNKNOWN, State.CRASHED)
+    again = from_dict(Snapshot, json.loads(dumps(snapshot)))
+    assert again.state is snapshot.state
+    Watcher(layout, again).look(None)

@@ -25,6 +25,8 @@ def test_the_same_content_is_the_same_bytes(tmp_path: Path) -> None:
     assert build_resident(tmp_path / "two.pyz") == first
     assert len(first) == 12
     assert (tmp_path / "a" / "one.pyz").read_bytes() == (tmp_path / "two.pyz").read_bytes() == resident_bytes()
+    with zipfile.ZipFile(tmp_path / "two.pyz") as archive:
+        assert {(i.date_time, i.external_attr) for i in archive.infolist()} == {((1980, 1, 1, 0, 0, 0), 0o644 << 16)}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "two.pyz"]
 
 

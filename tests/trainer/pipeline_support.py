@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -36,6 +37,7 @@ class Run:
     config: Path
     attempts: int = 0
     running: list[subprocess.Popen[str]] = field(default_factory=list)
+    seen: set[int] = field(default_factory=set)
 
     @property
     def attempt(self) -> Path:
@@ -83,7 +85,17 @@ class Run:
             time.sleep(0.02)
         return value
 
+    def workers(self) -> list[int]:
+        """Pids of the present launcher's workers; remembered, so that the teardown ends them whatever happened."""
+        pids = [pid for pid, _ in children_of(self.running[-1].pid)]
+        self.seen.update(pids)
+        return pids
+
     def kill(self) -> None:
+        for pid in self.seen:
+            with contextlib.suppress(OSError):
+                if b"trainer.worker_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
         for process in self.running:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)

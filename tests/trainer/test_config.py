@@ -84,6 +84,7 @@ def test_gamma_of_a_block_size(block: int, gamma: float) -> None:
         ({"train__lr": "fast"}, "train.lr", "a number"),
         ({"train__lr": True}, "train.lr", "a number"),
         ({"train__lr": 0}, "train.lr", "above 0"),
+        ({"train__seed": 2**63}, "train.seed", "at most 9223372036854775807"),  # torch takes no larger one
         ({"train__warmup": 1.5}, "train.warmup", "at most 1"),
         ({"train__epochs": 2.5}, "train.epochs", "a whole number"),
         ({"train__objective": "dpase"}, "train.objective", "did you mean 'dpace'?"),
@@ -136,6 +137,14 @@ def test_tables_must_be_tables_and_files_must_parse(tmp_path: Path) -> None:
         assert str(file) in caught.value.where
     with pytest.raises(ConfigErrors, match="cannot be read"):
         load_config(tmp_path / "absent.toml")
+
+
+def test_a_python_without_toml_is_told_to_take_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run.toml").write_text("schema = 1\n")
+    monkeypatch.setitem(sys.modules, "tomllib", None)
+    with pytest.raises(ConfigErrors, match="reads no TOML") as caught:
+        load_config(tmp_path / "run.toml")
+    assert "run.json" in caught.value.next
 
 
 def test_overrides(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from demo_parts import call
+from demo_parts import TINY, call, call_apart
 
 from trainer.checkpoint import Store, write_tensors
-from trainer.demo.target import Recipe, build
+from trainer.demo.target import build
 from trainer.demo.tokenizer import MASK
 from trainer.drafter import Drafter
 from trainer.drafter_config import DrafterConfig
@@ -40,7 +40,7 @@ def save(store: Store, drafter: Drafter, step: int) -> None:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """target/, data/ and checkpoints/ of two untrained drafters, at steps 5 and 10."""
     root = tmp_path_factory.mktemp("evaluate")
-    build(root / "target", Recipe(steps=3, train_prompts=4, held_out_prompts=4), threads=1)
+    build(root / "target", TINY, threads=1)
     hf = type("Hf", (), json.loads((root / "target" / "config.json").read_text()))()
     config = DrafterConfig.from_target(hf, layers=1, block_size=4, mask_token_id=MASK, taps=2)
     store = Store(root / "checkpoints", keep_last=5)
@@ -64,7 +64,7 @@ def test_export_then_evaluate(root: Path) -> None:
         "evaluate", "--target", root / "target", "--drafter", root / "export", "--prompts",
         root / "data" / "heldout.jsonl", "--max-new", "6", "--limit", "2", "--json",
     ]  # fmt: skip
-    done = call(*evaluate, "--require-lossless", "--least-tau", "3.9")
+    done = call_apart(*evaluate, "--require-lossless", "--least-tau", "3.9")
     # An untrained drafter is slow, never wrong.
     assert done.returncode == 1 and "below 3.9" in done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
@@ -110,6 +110,8 @@ def test_damage_and_nonsense_are_told(root: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="hash"):
         open_source(tmp_path / "checkpoints" / "step-00000010")
 
+    done = call("export", "--checkpoint", tmp_path / "nowhere", "--out", tmp_path / "out")
+    assert done.returncode == 5 and "nowhere" in done.stderr and "next:" in done.stderr
     done = call("export", "--out", tmp_path / "out")
     assert done.returncode == 2 and "--checkpoints" in done.stderr
     done = call(

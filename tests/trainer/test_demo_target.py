@@ -7,10 +7,11 @@ import random
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from demo_parts import LIMIT, SMALL, call, start
+from demo_parts import LIMIT, SMALL, TINY, call, call_apart, start
 
 from trainer.demo.target import Recipe, build, key_of
 from trainer.demo.text import PROMPT_CHARS, prompts, python_topics, split
@@ -22,7 +23,7 @@ from trainer.errors import ConfigError, DataError
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A root with target/ and data/, made by the command."""
     root = tmp_path_factory.mktemp("demo")
-    done = call("demo-target", "--out", root / "target", *SMALL, "--json")
+    done = call_apart("demo-target", "--out", root / "target", *SMALL, "--json")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
     assert (said["kind"], said["reused"]) == ("demo-target", False)
@@ -53,8 +54,8 @@ def test_second_call_finds_it_and_another_recipe_builds_anew(built: Path, tmp_pa
     again = build(target, recipe, lambda done, total, loss: steps.append(done))
     assert again.reused and not steps
     assert again.loss == pytest.approx(json.loads((target / ".demo.json").read_text())["loss"])
-    other = build(target, Recipe(steps=1, train_prompts=40, held_out_prompts=6), lambda d, t, loss: steps.append(d))
-    assert not other.reused and steps == [1]
+    other = build(target, replace(TINY, steps=1), lambda done, total, loss: steps.append(done))
+    assert not other.reused and steps == [0, 1]
     assert sorted(p.name for p in target.parent.iterdir()) == ["data", "target"]
 
 
@@ -85,7 +86,7 @@ def test_key_follows_what_the_target_is_made_of() -> None:
     text = split(python_topics())
     key = key_of(Recipe(), text)
     assert key == key_of(Recipe(), split(python_topics()))
-    assert key != key_of(Recipe(steps=351), text)
+    assert key != key_of(Recipe(steps=151), text)
     assert key != key_of(Recipe(), split({**python_topics(), "new": "another topic"}))
 
 
@@ -96,7 +97,7 @@ def test_a_kill_leaves_nothing_half_done(tmp_path: Path, when: str) -> None:
         process = start("demo-target", "--out", out, "--steps", "100000", "--threads", "1")
         assert process.stderr is not None
         for line in process.stderr:
-            if "loss" in line:
+            if "loss " in line:
                 break
         time.sleep(random.random())
         process.send_signal(signal.SIGKILL)
@@ -107,7 +108,7 @@ def test_a_kill_leaves_nothing_half_done(tmp_path: Path, when: str) -> None:
         rest = tmp_path / "root" / ".target.building-1"
         rest.mkdir(parents=True)
         save_tokenizer(rest)
-    build(out, Recipe(steps=1, train_prompts=10, held_out_prompts=2))
+    build(out, TINY, threads=1)
     assert sorted(p.name for p in out.parent.iterdir()) == ["data", "target"]
 
 

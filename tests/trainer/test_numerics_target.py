@@ -319,6 +319,10 @@ def test_bad_target_folders_are_named(folder: Path, tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"no model\.safetensors"):
         load_embed_and_head(folder, torch.float32, "cpu")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": config["num_hidden_layers"] + 1}))
+    with pytest.raises(ConfigError, match="num_hidden_layers"):
+        loaded(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "nobody-knows-it"}))
     with pytest.raises(ConfigError, match="nobody-knows-it"):
         loaded(folder)

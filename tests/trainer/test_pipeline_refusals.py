@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,8 @@ import pytest
 from pipeline_support import REPO, Run  # type: ignore[import-not-found]
 
 from trainer.checkpoint import WEIGHTS, Store, write_tensors
+from trainer.errors import ConfigError
+from trainer.prepare import read_target
 
 
 def refused(run: Run, code: int, *says: str, overrides: tuple[str, ...] = (), resume: str = "auto") -> None:
@@ -78,6 +81,37 @@ def test_config_target_data_and_checkpoints_are_refused(make_run: Callable[..., 
     assert newest.exists()
 
 
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda raw: raw[:-100], "its header says"),
+        (lambda raw: raw + b"x", "its header says"),
+        (lambda raw: raw[:200], "its header is cut"),
+        (lambda raw: b"", "its header is cut"),
+        (lambda raw: b"version https://git-lfs.github.com/spec/v1\n", "no whole safetensors file"),
+        (lambda raw: raw[:8] + b"[" + raw[9:], "no whole safetensors file"),
+    ],
+)
+def test_a_target_that_was_copied_in_part_is_refused(
+    tiny_target: Path, tmp_path: Path, damage: Callable[[bytes], bytes], says: str
+) -> None:
+    folder = shutil.copytree(tiny_target, tmp_path / "target")
+    weights = folder / "model.safetensors"
+    read_target(str(folder))
+    weights.write_bytes(damage(weights.read_bytes()))
+    with pytest.raises(ConfigError, match=says) as caught:
+        read_target(str(folder))
+    assert (caught.value.where, bool(caught.value.next)) == (str(weights), True)
+
+
+def test_a_config_of_another_vocabulary_than_the_weights_is_refused(tiny_target: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_target, tmp_path / "target")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 300}))
+    with pytest.raises(ConfigError, match=r"\[260, 64\], config.json says .*\[300, 64\]"):
+        read_target(str(folder))
+
+
 def test_a_ring_that_does_not_fit_says_how_much_is_needed(make_run: Callable[..., Run]) -> None:
     run = make_run(**{"ring.slots": 10**9})
     refused(run, 2, "the ring cannot be made", "bytes are free there", "bytes are needed", "ring.slots")
@@ -98,7 +132,7 @@ def test_check_says_what_it_takes(make_run: Callable[..., Run], tiny_target: Pat
 
     from trainer.config import load_config
     from trainer.drafter import Drafter
-    from trainer.prepare import drafter_geometry, read_target
+    from trainer.prepare import drafter_geometry
 
     drafter = Drafter(drafter_geometry(load_config(run.config), read_target(str(tiny_target))))
     parameters = sum(p.numel() for p in drafter.parameters())
@@ -127,7 +161,7 @@ def test_check_tells_every_fault_with_the_exit_code(make_run: Callable[..., Run]
     (path,) = fake_checkpoints(fine, 3)
     (path / WEIGHTS).unlink()
     code, out = check(fine, "--checkpoints", str(fine.checkpoints))
-    assert code == 5
+    assert (code, out["errors"][0]["exit_code"]) == (5, 5)
     assert WEIGHTS in out["errors"][0]["where"]
 
 

@@ -238,6 +238,25 @@ def test_all_waiting_drafters_take_whatever_is_ready() -> None:
     assert scheduler.total_steps == 4
 
 
+def test_a_stop_right_behind_an_averaging_saves_it() -> None:
+    scheduler = Scheduler(("drafter0",), 2, 0, 0, 8, 1, 4)
+    scheduler.drafter_asks("drafter0")
+    scheduler.target_asks("target0")
+    assert scheduler.decide() == [Fill("target0", 0, 0)]
+    scheduler.filled("target0", 0)
+    assert scheduler.decide() == [Train("drafter0", 0, 0)]
+    scheduler.trained("drafter0", 0)
+    scheduler.drafter_asks("drafter0")
+    assert scheduler.decide() == [Average(1)]
+    scheduler.averaged("drafter0")
+    assert scheduler.decide() == [Commit(1, 1, False)]
+    scheduler.stop()
+    assert scheduler.decide() == [Commit(1, 1, True)]
+    scheduler.saved()
+    assert scheduler.decide() == []
+    assert scheduler.phase is Phase.ENDED
+
+
 def test_a_worker_that_speaks_of_what_it_does_not_hold_is_refused() -> None:
     scheduler = Scheduler(("drafter0",), 2, 0, 0, 8, 4, 4)
     with pytest.raises(ValueError, match="slot 1"):

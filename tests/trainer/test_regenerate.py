@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from demo_parts import LIMIT, call, start
+from demo_parts import LIMIT, TINY, call, start
 
-from trainer.demo.target import Recipe, build
+from trainer.demo.target import build
 from trainer.errors import ConfigError, DataError
 from trainer.prompts import read_prompts
 from trainer.regenerate import Plan, batches, greedy_batch, regenerate
@@ -27,7 +27,7 @@ MAX_NEW = 12
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """target/, and prompts.jsonl with 30 prompts of 1 to 90 bytes."""
     root = tmp_path_factory.mktemp("regenerate")
-    build(root / "target", Recipe(steps=6, train_prompts=30, held_out_prompts=2), threads=1)
+    build(root / "target", TINY, threads=1)
     draw = random.Random(0)
     lines = (root / "data" / "prompts.jsonl").read_text().splitlines()
     texts = [(json.loads(line)["prompt"] * 2)[: draw.randint(1, 90)] for line in lines]

@@ -52,3 +52,13 @@ def test_on_a_terminal_each_stage_keeps_one_line_with_a_mark() -> None:
     text = out.getvalue()
     assert "✔ send       10 B" in text
     assert "✖ start      starting" in text
+
+
+def test_a_long_result_is_wrapped_beside_its_stage_and_the_seconds_stay_whole() -> None:
+    out = io.StringIO()
+    with Live(Console(file=out, force_terminal=True, width=40, color_system=None)).stage("plan", "x") as stage:
+        stage.done("release cdc34f55bb50: 50 files, the bundled trainer")
+    text = out.getvalue()
+    kept = text[text.index("✔") :].splitlines()
+    assert kept[0].startswith("✔ plan       release cdc34f55bb50:") and kept[0].rstrip().endswith(" s")
+    assert kept[1].startswith(" " * 13 + "50 files") and len(kept) == 3

@@ -111,6 +111,13 @@ def test_before_the_first_step_the_stage_is_shown() -> None:
     assert "loading 1/3 target0" in line(early, NOW)
 
 
+def test_the_last_stage_of_a_run_is_told_only_where_it_ended_badly() -> None:
+    saving = replace(FULL, stage=StageInfo("saving", 0, 1, "step-500"))
+    assert "saving 0/1 step-500" in shown(render(saving, NOW))
+    assert "saving 0/1 step-500" in shown(render(replace(saving, state=State.CRASHED), NOW))
+    assert "saving" not in shown(render(replace(saving, state=State.FINISHED), NOW))
+
+
 def test_a_foreign_trainers_own_rate_and_missing_total() -> None:
     one = Snapshot("m", NOW, State.STEPPING, NOW, progress=Progress(t=NOW, step=7, rate=3.25))
     text = shown(render(one, NOW))

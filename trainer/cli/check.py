@@ -38,7 +38,7 @@ def main(args: argparse.Namespace) -> int:
         out["notes"] = list(prepared.notes)
     except TrainerError as error:
         errors += each_error(error)
-    out["errors"] = [{"what": e.what, "where": e.where, "next": e.next} for e in errors]
+    out["errors"] = [{"what": e.what, "where": e.where, "next": e.next, "exit_code": e.exit_code} for e in errors]
     out["ok"] = not errors
     print(json.dumps(out))
     return errors[0].exit_code if errors else 0

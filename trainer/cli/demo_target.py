@@ -13,7 +13,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "again finds the finished target and does nothing."
     )
     parser.add_argument("--out", type=Path, required=True, help="the target's folder; prompts go to DIR/../data")
-    parser.add_argument("--steps", type=int, default=350, help="optimiser steps (default 350, about two minutes)")
+    parser.add_argument(
+        "--steps", type=int, default=150, help="optimiser steps (default 150, about a minute on two cores)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of weights, batches and prompts")
     parser.add_argument("--prompts", type=int, default=1024, help="training prompts (default 1024)")
     parser.add_argument("--held-out", type=int, default=48, help="prompts kept for evaluation (default 48)")
@@ -32,7 +34,7 @@ def main(args: argparse.Namespace) -> int:
     def report(done: int, total: int, loss: float) -> None:
         if done == 1:
             own_progress_only()
-        bar.update(done, f"loss {loss:.2f}")
+        bar.update(done, f"loss {loss:.2f}" if done else "loading torch")
 
     with told("building the demo target", "nothing was written; the same command starts anew"):
         try:

@@ -48,14 +48,16 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
+    from trainer.bar import Bar
     from trainer.cli.guard import own_progress_only, share_cores
     from trainer.prompts import end_tokens, read_prompts, tokenize
 
     found, _ = read_prompts(args.prompts, limit=args.limit)  # before torch: a bad file is told at once
     threads = share_cores(args.threads, 4)  # more threads only wait for each other in forwards this small
+    bar = Bar("evaluate", len(found), "prompts")
+    bar.update(0, "loading torch, target and drafter")
     import torch
 
-    from trainer.bar import Bar
     from trainer.drafter import Drafter
     from trainer.drafter_source import open_source
     from trainer.evaluate import evaluate
@@ -71,7 +73,7 @@ def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
     drafter.to(device=args.device, dtype=dtype).eval()
     room = int(getattr(target.config, "max_position_embeddings", 1 << 31)) - args.max_new
     prompts = tokenize(found, args.target, args.prompts, vocab_size=target.vocab_size, longest=room)
-    bar = Bar("evaluate", len(prompts), "prompts")
+    bar.start()
     try:
         report = evaluate(
             target,

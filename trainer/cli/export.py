@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainer.checkpoint import Checkpoint
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from trainer.checkpoint import choose, verify
+    from trainer.checkpoint import choose
     from trainer.cli.guard import told
     from trainer.drafter_source import from_checkpoint, newest
     from trainer.errors import ConfigError
@@ -34,7 +38,7 @@ def main(args: argparse.Namespace) -> int:
         if args.checkpoint == "auto":
             found = newest(args.checkpoints)
         elif args.checkpoints is None:
-            found = verify(Path(args.checkpoint))
+            found = _named(Path(args.checkpoint))
         else:
             chosen = choose(args.checkpoints, args.checkpoint)
             if chosen is None:
@@ -63,3 +67,15 @@ def main(args: argparse.Namespace) -> int:
         }
         print(json.dumps(record))
     return 0
+
+
+def _named(path: Path) -> Checkpoint:
+    """The checkpoint in this very folder, verified."""
+    from trainer.checkpoint import verify
+    from trainer.errors import CheckpointError
+
+    try:
+        return verify(path)
+    except CheckpointError as error:
+        fix = "name another one: a folder step-N that holds manifest.json"
+        raise CheckpointError(error.what, error.where, error.next or fix) from error

@@ -36,6 +36,7 @@ def main(args: argparse.Namespace) -> int:
     from trainer.regenerate import Plan, regenerate
 
     start = time.monotonic()
+    working: float | None = None
     bar: Bar | None = None
 
     def planned(plan: Plan) -> None:
@@ -47,16 +48,22 @@ def main(args: argparse.Namespace) -> int:
         if 0 < plan.done < plan.total:
             print(f"going on: {plan.done} of {plan.total} responses are there", file=sys.stderr)
         if plan.done < plan.total:
+            bar = Bar("responses", plan.total, "prompts", done=plan.done)
+            bar.update(plan.done, "loading torch and the target")
             threads = share_cores(args.threads, 8)
             import torch  # only now: a finished file needs none of it
 
             torch.set_num_threads(threads)
             own_progress_only()
-            bar = Bar("responses", plan.total, "prompts", done=plan.done)
 
     def progress(done: int, tokens: int) -> None:
+        nonlocal working
         assert bar is not None
-        bar.update(done, f"{tokens / max(1e-9, time.monotonic() - start):.0f} tok/s")
+        now = time.monotonic()
+        if working is None:
+            working = now
+            bar.start()
+        bar.update(done, f"{tokens / (now - working):.0f} tok/s" if now > working else "")
 
     with told("writing the responses", "the same command goes on from here"):
         try:

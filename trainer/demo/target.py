@@ -45,7 +45,7 @@ MODEL: dict[str, Any] = {
     "pad_token_id": PAD,
 }
 
-#: Called after each step with (steps done, all steps, loss in nats a byte).
+#: Called at the start and after each step with (steps done, all steps, loss in nats a byte; not a number at the start).
 Report = Callable[[int, int, float], None]
 
 
@@ -57,15 +57,15 @@ class Recipe:
         steps: optimiser steps.
         batch: sequences a step.
         length: bytes a sequence.
-        lr: peak learning rate of AdamW; 5 % warm-up, cosine down to 5 % of it.
+        lr: peak learning rate of both optimisers; 5 % warm-up, cosine down to 5 % of it.
         seed: of weights and batches.
         train_prompts, held_out_prompts: how many prompts are cut from the text.
     """
 
-    steps: int = 350
+    steps: int = 150
     batch: int = 16
     length: int = 192
-    lr: float = 2e-3
+    lr: float = 5e-3
     seed: int = 0
     train_prompts: int = 1024
     held_out_prompts: int = 48
@@ -95,7 +95,7 @@ def build(out: Path, recipe: Recipe, report: Report | None = None, *, threads: i
     """The demo target in `out` and its prompts in `out/../data`, trained now or found there already.
 
     Args:
-        report: called after each training step; never for a target that is found.
+        report: how far the training is; never called for a target that is found.
         threads: CPU threads of the training; torch's own choice if None.
 
     Raises:
@@ -115,6 +115,8 @@ def build(out: Path, recipe: Recipe, report: Report | None = None, *, threads: i
     loss = stamp.get("loss") if reused and stamp is not None else None
     out.parent.mkdir(parents=True, exist_ok=True)
     if not reused:
+        if report:
+            report(0, recipe.steps, math.nan)
         model, loss = _train(texts, recipe, report, threads)
         _lay_down(out, model, {"key": key, "loss": loss, "recipe": asdict(recipe), "text": texts.digest()})
     made, kept = text_module.prompts(texts, recipe.train_prompts, recipe.held_out_prompts, recipe.seed)
@@ -155,14 +157,16 @@ def _train(texts: Text, recipe: Recipe, report: Report | None, threads: int | No
     pick = torch.Generator().manual_seed(recipe.seed)
     raw = torch.frombuffer(bytearray(texts.train.encode()), dtype=torch.uint8)
     span = torch.arange(recipe.length + 1)
-    decay = [p for p in model.parameters() if p.ndim > 1]
-    plain = [p for p in model.parameters() if p.ndim == 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": decay, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}], betas=(0.9, 0.95), fused=True
-    )
+    # Muon for the matrices: after 150 steps the loss is where AdamW alone has it after 350, for half the CPU time.
+    inner = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed_tokens" not in n]
+    outer = [p for n, p in model.named_parameters() if p.ndim == 1 or "embed_tokens" in n]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(inner, lr=recipe.lr, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(outer, lr=recipe.lr, weight_decay=0.0, betas=(0.9, 0.95), fused=True),
+    ]
     recent: list[float] = []
     for step in range(recipe.steps):
-        for group in optimizer.param_groups:
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = recipe.lr * _schedule(step, recipe.steps)
         starts = torch.randint(len(raw) - recipe.length - 1, (recipe.batch, 1), generator=pick)
         ids = raw[starts + span].long()
@@ -170,8 +174,9 @@ def _train(texts: Text, recipe: Recipe, report: Report | None, threads: int | No
         loss = cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         recent = [*recent[-19:], float(loss.detach())]
         if report:
             report(step + 1, recipe.steps, sum(recent) / len(recent))

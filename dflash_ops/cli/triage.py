@@ -1,0 +1,166 @@
+"""`dflash-ops triage [PATH...|-] | --job JOB`: name the cause in any text, or in all the texts of a job."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from dflash_ops.cli.common import InventoryOption
+from dflash_ops.collect.files import ReadError, chunks, expand
+from dflash_ops.collect.playbooks import load_documents
+from dflash_ops.contracts.diagnosis import Diagnosis
+from dflash_ops.errors import DflashError, UsageError
+from dflash_ops.triage import Source, Triage
+
+
+def command(
+    paths: list[str] = typer.Argument(
+        None, metavar="[PATH...|-]", help="Logs, folders of logs, or - for standard input; gz and zst too."
+    ),
+    job: str | None = typer.Option(
+        None, "--job", metavar="JOB", help="Instead of paths: all texts of this job's newest attempt, and the kernel's."
+    ),
+    attempt: int | None = typer.Option(None, "--attempt", metavar="N", min=1, help="With --job: an earlier attempt."),
+    mib: float = typer.Option(16.0, "--mib", metavar="N", min=0.1, help="With --job: how much of the log's end."),
+    as_json: bool = typer.Option(False, "--json", help="One JSON object a line."),
+    explain: bool = typer.Option(False, "--explain", help="All evidence, what else was seen, and the whole meaning."),
+    playbooks: list[str] = typer.Option(
+        [], "--playbooks", metavar="DIR", help="A folder of your own kinds; adds or overrides."
+    ),
+    inventory: InventoryOption = None,
+) -> None:
+    """Name the cause of a crash: the kind, the line, the rank, your frame, what it means and what to do."""
+    if job is not None:
+        if paths:
+            raise UsageError(
+                "--job and paths exclude each other",
+                "dflash-ops triage",
+                f"give one of them: dflash-ops triage --job {job}, or: dflash-ops triage {' '.join(paths)}",
+            )
+        raise typer.Exit(
+            run_job(job, inventory, attempt=attempt, mib=mib, as_json=as_json, explain=explain, playbooks=playbooks)
+        )
+    if attempt is not None or inventory is not None:
+        option = "--attempt" if attempt is not None else "--inventory"
+        raise UsageError(f"{option} needs --job", "dflash-ops triage", "add --job JOB")
+    if not paths and sys.stdin.isatty():
+        error = UsageError(
+            "nothing to read", "no path, and standard input is a terminal", "name a log, pipe one in, or give --job JOB"
+        )
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(error.exit_code)
+    raise typer.Exit(run(paths or ["-"], as_json=as_json, explain=explain, playbooks=playbooks))
+
+
+def run_job(
+    name: str,
+    inventory: Path | None,
+    *,
+    attempt: int | None = None,
+    mib: float = 16.0,
+    as_json: bool = False,
+    explain: bool = False,
+    playbooks: list[str] | None = None,
+) -> int:
+    """Answer for a job of the inventory.
+
+    Raises:
+        DflashError: no such job, never deployed, nothing started, the machine cannot be asked.
+    """
+    from dflash_ops.cli.common import load_inventory
+    from dflash_ops.client import JobClient
+    from dflash_ops.collect.job import examine
+    from dflash_ops.hosts.factory import open_host
+
+    loaded = load_inventory(inventory)
+    job = loaded.job(name)
+    client = JobClient(open_host(loaded, job.host), job, loaded.host_of(job).python)
+    try:
+        seen = examine(client, loaded, attempt=attempt, playbooks=playbooks or (), mib=mib)
+    finally:
+        client.host.close()
+    if as_json:
+        print(json.dumps(row(job.name, seen.diagnosis, job=job.name, attempt=seen.attempt), ensure_ascii=False))
+    else:
+        from dflash_ops.view.triage import show
+
+        still = ", still running" if seen.alive else ""
+        show(f"{job.name}, attempt {seen.attempt}{still}", seen.diagnosis, explain=explain)
+    return 0
+
+
+def run(paths: list[str], *, as_json: bool, explain: bool = False, playbooks: list[str] | None = None) -> int:
+    """Answer for each path; 0 if all could be read, else the exit code of the first error (said on stderr)."""
+    code = 0
+    try:
+        triage = Triage(load_documents(playbooks or []))
+    except DflashError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    found, errors = expand(paths)
+    answered = False
+    for item in found:
+        try:
+            diagnosis = triage.diagnose([Source(item.name, chunks(item), item.kind)])
+        except ReadError as error:
+            print(f"error: {error}", file=sys.stderr)
+            code = code or error.exit_code
+            continue
+        if as_json:
+            print(json.dumps(row(item.name, diagnosis), ensure_ascii=False))
+        else:
+            from dflash_ops.view.triage import show  # rich is slow to import and JSON does not need it
+
+            if answered:
+                print()
+            show(item.name, diagnosis, explain=explain)
+            answered = True
+    for missing in errors:
+        print(f"error: {missing}", file=sys.stderr)
+        code = code or missing.exit_code
+    return code
+
+
+def row(path: str, d: Diagnosis, *, job: str | None = None, attempt: int | None = None) -> dict[str, Any]:
+    """The JSON line of one path, or of a job's attempt (docs/contracts.md, `triage --json`)."""
+    return {
+        "schema": d.schema,
+        "path": path,
+        "job": job,
+        "attempt": attempt,
+        "class": d.kind,
+        "title": d.title,
+        "root_exception": d.root_exception,
+        "root_rank": d.root_rank,
+        "user_frame": d.user_frame,
+        "confidence": d.confidence,
+        "fingerprint": d.fingerprint,
+        "entity": d.entity,
+        "meaning": d.meaning,
+        "evidence": [{"number": e.number, "text": e.text, "source": e.source, "role": e.role} for e in d.evidence],
+        "remedies": [
+            {
+                "action": r.action,
+                "grade": r.grade,
+                "text": r.text,
+                "command": r.command,
+                "when": r.when,
+                "limit": r.limit,
+                "proven": r.proven,
+            }
+            for r in d.remedies
+        ],
+        "auto_safe": d.auto_safe,
+        "also": list(d.also),
+        "fetch": list(d.fetch),
+        "why": list(d.why),
+        "facts": d.facts,
+    }
+
+
+if __name__ == "__main__":
+    typer.run(command)

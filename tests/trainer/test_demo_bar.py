@@ -1,0 +1,64 @@
+"""Progress of the commands, and how they end when a person or the disk says stop."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from trainer.bar import Bar, duration
+from trainer.cli.guard import told
+from trainer.errors import TrainerError
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_plain_lines_come_every_two_seconds_and_at_the_end() -> None:
+    now, out = [0.0], io.StringIO()
+    bar = Bar("responses", 100, "prompts", done=40, stream=out, clock=lambda: now[0])
+    bar.update(40, "loading")
+    now[0] = 10.0
+    bar.start()
+    for done in range(41, 101):
+        now[0] += 0.5
+        bar.update(done, "900 tok/s")
+    bar.close()
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "responses: 40/100 prompts  loading"
+    assert lines[1] == "responses: 41/100 prompts  2.0/s  30s left  900 tok/s"  # the 40 of an earlier run do not count
+    assert lines[-1] == "responses: 100/100 prompts  2.0/s  took 30s  900 tok/s"
+    assert len(lines) == 17 and all("\r" not in line for line in lines)
+
+
+def test_a_terminal_has_one_line_that_is_drawn_anew() -> None:
+    now, out = [0.0], Terminal()
+    bar = Bar("evaluate", 4, "prompts", stream=out, clock=lambda: now[0])
+    for done in range(1, 5):
+        now[0] += 1.0
+        bar.update(done)
+    bar.close()
+    assert out.getvalue().count("\n") == 1 and out.getvalue().endswith("\n")
+    assert out.getvalue().rpartition("\r")[2].startswith("\x1b[K" + "█" * 24 + " evaluate: 4/4")
+
+
+def test_nothing_done_nothing_shown() -> None:
+    out = Terminal()
+    Bar("demo target", 10, "steps", stream=out).close()
+    assert out.getvalue() == ""
+
+
+def test_durations() -> None:
+    assert [duration(s) for s in (0.4, 59.4, 59.6, 3599, 3661)] == ["0s", "59s", "1m00s", "59m59s", "1h01m"]
+
+
+def test_interrupt_and_full_disk_are_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left, told("writing", "the same command goes on"):
+        raise KeyboardInterrupt
+    assert left.value.code == 130
+    assert "interrupted: the same command goes on" in capsys.readouterr().err
+    with pytest.raises(TrainerError, match="writing failed: No space left on device") as caught, told("writing", ""):
+        raise OSError(28, "No space left on device", "/data/out.jsonl")
+    assert caught.value.where == "/data/out.jsonl" and caught.value.next
