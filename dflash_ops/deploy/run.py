@@ -379,6 +379,7 @@ class Deployment(Operation):
 
     def _watch(self, probe: Probe) -> None:
         """The watch window, and the way back if the attempt does not survive it."""
+        self._touched = "watched"
         attempt = self.result.attempt
         assert attempt is not None
         seconds = window(self, self.options.watch_s)

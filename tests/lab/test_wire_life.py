@@ -201,7 +201,7 @@ def test_several_containers_and_one_that_is_stopped(job: Job, lab: Lab, tmp_path
     finally:
         lab.faults.start_container(201)
         for number in (201, 300):
-            lab.containers[number].exec(["sh", "-c", "tmux -L wire kill-server; pkill -9 -f resident/; rm -rf /srv/second /srv/third"], ok=None)  # fmt: skip  # noqa: E501
+            lab.containers[number].exec(["sh", "-c", "tmux -L wire kill-server; pkill -9 -f [r]esident/; rm -rf /srv/second /srv/third"], ok=None)  # fmt: skip  # noqa: E501
 
 
 def test_an_environment_from_a_lock_file(job: Job, lab: Lab, tmp_path: Path) -> None:

@@ -142,8 +142,10 @@ class Job:
         """All that runs for this job in its container."""
         container = self.lab.containers[self.number]
         if container.running:
-            script = "tmux -L wire kill-server; tmux -L theirs kill-server; pkill -9 -f train.py; pkill -9 -f resident/"
-            container.exec(["sh", "-c", f"{script}; pkill -9 -f 'm trainer'; sleep 0.1; true"], ok=None)
+            # brackets: the shell itself must not be met
+            ours = "'[t]rain.py|[r]esident/|-m [t]rainer'"
+            script = f"tmux -L wire kill-server; tmux -L theirs kill-server; pkill -9 -f {ours}"
+            container.exec(["sh", "-c", f"{script}; while pgrep -f {ours} >&2; do sleep 0.05; done"])
         shutil.rmtree(self.there, ignore_errors=True)
 
 
