@@ -20,7 +20,7 @@ LOADER = "import sys;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
 
 #: What the loader runs. It must compile on any Python 3, so that an old one gets a sentence and not a SyntaxError.
 BOOT = """\
-import importlib, json, os, sys, tempfile
+import importlib, json, os, sys
 if sys.version_info < (3, 10):
     print(json.dumps({"schema": 1, "error": {"type": "PreflightError",
         "what": "python3 there is %d.%d, the resident needs 3.10 or newer" % sys.version_info[:2],
@@ -41,6 +41,7 @@ else:
         with os.fdopen(os.dup(fd), "wb") as file:
             file.write(pack)
     except (AttributeError, OSError):
+        import tempfile
         kept = tempfile.NamedTemporaryFile(prefix="dflash-resident-")
         kept.write(pack)
         kept.flush()
@@ -80,14 +81,17 @@ def call(
         CommandFailed: no python there, or no answer.
     """
 
-    def stdin() -> Iterator[bytes]:
-        yield from opening(b"" if at else pack, module, request, at)
+    def counted() -> Iterator[bytes]:
         sent = 0
         for piece in payload:
             yield piece
             sent += len(piece)
             if on_bytes is not None:
                 on_bytes(sent)
+
+    def stdin() -> Iterator[bytes]:
+        yield from joined(opening(b"" if at else pack, module, request, at))
+        yield from joined(counted())
 
     argv = (python, "-I", "-S", "-c", LOADER)
     done = host.run(argv, deadline=deadline, stdin=stdin())
@@ -115,6 +119,20 @@ def follow(
         answer(Completed(argv, failed.rc, last, failed.stderr.encode()), host.name, python, f"run {module}")
         raise
     yield answer(Completed(argv, 0, last, b""), host.name, python, f"run {module}")
+
+
+def joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in pieces of at least `PIECE`, but for the last: each piece costs a packet or more on the way."""
+    held: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size >= PIECE:
+            yield b"".join(held)
+            held, size = [], 0
+    if held:
+        yield b"".join(held)
 
 
 def opening(pack: bytes, module: str, request: Mapping[str, Any], at: str = "") -> Iterator[bytes]:

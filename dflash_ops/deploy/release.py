@@ -160,14 +160,6 @@ def tar_stream(built: Built, prefix: str, only: Iterable[int] | None = None) -> 
         yield b"\0" * (-entry.size % _BLOCK)
 
 
-def tar_bytes(name: str, content: bytes) -> Iterator[bytes]:
-    """One member from memory."""
-    yield tar_header(name, len(content))
-    for at in range(0, len(content), PIECE):
-        yield content[at : at + PIECE]
-    yield b"\0" * (-len(content) % _BLOCK)
-
-
 def tar_end() -> bytes:
     return b"\0" * (2 * _BLOCK)
 

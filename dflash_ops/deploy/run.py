@@ -189,6 +189,7 @@ class Deployment(Operation):
                     only=only,
                     resident=steps.send_resident,
                     on_bytes=stage.bytes,
+                    at=self.at,
                 )
                 self.result.files, self.result.bytes, self.result.kept = sent.files, sent.bytes, sent.kept
             stage.done(what)

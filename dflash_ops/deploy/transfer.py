@@ -13,7 +13,7 @@ from typing import Any
 
 from dflash_ops.contracts import to_dict
 from dflash_ops.deploy import boot
-from dflash_ops.deploy.release import Built, tar_bytes, tar_end, tar_stream
+from dflash_ops.deploy.release import Built, tar_end, tar_stream
 from dflash_ops.errors import TransferError
 from dflash_ops.hosts.base import Host
 
@@ -64,10 +64,11 @@ class Sent:
     kept: int
 
 
-def lacking(host: Host, python: str, pack: Pack, root: str, built: Built) -> list[int]:
+def lacking(host: Host, python: str, pack: Pack, root: str, built: Built, *, at: str = "") -> list[int]:
     """Which files of a release must travel, as the machine says: indices."""
     request = {"root": root, "ask": to_dict(built.release)}
-    said = boot.call(host, python, pack.content, RECEIVE, request, deadline=ASK_S + built.bytes / SLOWEST_DISK)
+    deadline = ASK_S + built.bytes / SLOWEST_DISK
+    said = boot.call(host, python, pack.content, RECEIVE, request, deadline=deadline, at=at)
     return list(said["lacking"])
 
 
@@ -81,20 +82,22 @@ def send(
     only: Sequence[int] | None = None,
     resident: bool = False,
     on_bytes: OnBytes | None = None,
+    at: str = "",
 ) -> Sent:
     """Send a release, the resident, or both.
 
     `only`: indices of the files that travel; the others are copied there from other releases, by content. Where such a
     copy is not possible any more (the other release was edited or removed meanwhile), those files are sent as well.
+    `at`: where the resident lies there already, as in `boot.call`.
 
     Raises:
         TransferError: what arrived is not what left. HostError: the way there; nothing half-made is left.
     """
     wanted = None if only is None or built is None else sorted(only)
-    said = _stream(host, python, pack, root, built, wanted, resident, on_bytes)
+    said = _stream(host, python, pack, root, built, wanted, resident, on_bytes, at)
     if said.get("lacking"):
         wanted = sorted({*(wanted or ()), *said["lacking"]})
-        said = _stream(host, python, pack, root, built, wanted, resident, on_bytes)
+        said = _stream(host, python, pack, root, built, wanted, resident, on_bytes, at)
         if said.get("lacking"):
             raise TransferError(
                 "files of other releases there change while they are copied", f"{host.name}: {root}", "deploy again"
@@ -115,6 +118,7 @@ def _stream(
     only: Sequence[int] | None,
     resident: bool,
     on_bytes: OnBytes | None,
+    at: str,
 ) -> dict[str, Any]:
     request = {
         "root": root,
@@ -123,11 +127,9 @@ def _stream(
         "resident": {"id": pack.id, "size": len(pack.content), "sha256": pack.sha256} if resident else None,
         "take": only is not None,
     }
-    total = (built.stream_bytes(only) if built is not None else 0) + (len(pack.content) if resident else 0)
+    total = built.stream_bytes(only) if built is not None else 0
 
     def payload() -> Iterator[bytes]:
-        if resident:
-            yield from tar_bytes("resident", pack.content)
         if built is not None:
             yield from tar_stream(built, "release", only)
         yield tar_end()
@@ -141,4 +143,5 @@ def _stream(
         deadline=ASK_S + total / SLOWEST + (built.bytes if built is not None else 0) / SLOWEST_DISK,
         payload=payload(),
         on_bytes=(lambda sent: on_bytes(min(sent, total), total)) if on_bytes is not None else None,
+        at="" if resident else at,
     )

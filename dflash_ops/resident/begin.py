@@ -17,6 +17,7 @@ from dflash_ops.contracts import JobSpec, Layout, from_dict
 from dflash_ops.errors import ContractError
 from dflash_ops.resident import journal, receive, releases, start
 from dflash_ops.resident.answer import say
+from dflash_ops.resident.content import sync_tree
 from dflash_ops.resident.files import run_lock
 from dflash_ops.resident.records import activate
 from dflash_ops.resident.tmux import clean_environment
@@ -61,6 +62,8 @@ def begin(root: Path, request: dict[str, Any]) -> dict[str, Any]:
     layout = Layout(root)
     spec = from_dict(JobSpec, request["spec"], "job.json")
     layout.run.mkdir(parents=True, exist_ok=True)
+    if spec.release is not None and layout.release(spec.release).is_dir():
+        sync_tree(layout.release(spec.release))  # from here on it may be believed after a power cut
     if request.get("use"):
         receive.use(root, str(request["use"]), secrets.token_hex(4))
     with run_lock(layout.lock, "begin"):

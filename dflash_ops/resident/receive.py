@@ -1,68 +1,78 @@
 """Take a release and the resident from a tar stream: run through deploy/boot.py (docs/deploy.md).
 
-Standard input: one line of JSON `{root, token, release, resident, take}`, then tar with members `release/<path>` and
-`resident`; or `{root, token, use}`, which makes a resident that is there the current one; or `{root, ask}` with a
-manifest, which asks what of it would have to travel. With `take` a file that does not come is copied from another
-release that holds the same content.
+Standard input: one line of JSON `{root, token, release, resident, take}`, then tar with members `release/<path>`; or
+`{root, token, use}`, which makes a resident that is there the current one; or `{root, ask}` with a manifest, which asks
+what of it would have to travel. `resident` is the zipapp that this very code runs from. With `take` a file that does
+not come is copied from another release that holds the same content.
 
 The rules here: nothing that looks complete exists before it is complete. Everything is unpacked beside its place,
-checked against the manifest, flushed, and renamed; an upload that was cut leaves only a folder whose name says so, and
-the next one removes it. And what is imported is little: this runs while somebody waits for an upload of some files.
+checked against the manifest, and renamed; an upload that was cut leaves only a folder whose name says so, and the next
+one removes it. What a power cut takes is noticed by its hash: a release is flushed before it is switched to (`begin`).
+And what is imported is little: this runs while somebody waits for an upload of some files.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
-import shutil
 import sys
-import tarfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path, PurePosixPath
-from typing import IO, Any
 
 from dflash_ops.errors import DflashError, PreflightError, TransferError
-from dflash_ops.resident.content import (
-    PIECE,
-    Stock,
-    copy_checked,
-    damaged_files,
-    flush_files,
-    lacking,
-    sync_folder,
-    sync_tree,
-)
+from dflash_ops.resident.content import Stock, damaged_files, lacking, sync_folder, write_checked
 from dflash_ops.resident.manifest import MANIFEST, Entry, Manifest, manifest
+from dflash_ops.resident.tarstream import members
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` and `pathlib` take a while to import
+    from collections.abc import Callable
+    from pathlib import Path
+    from typing import IO, Any
 
 INCOMING = ".incoming-"
 
 
-@contextmanager
-def incoming(parent: Path, id: str, token: str) -> Iterator[Path]:
+class Incoming:
     """A folder of our own beside the final place, held by a lock as long as we live; removed if it was not renamed.
 
     A cut upload cannot clean up after itself: the next call finds the folder without its lock and removes it.
     """
-    parent.mkdir(parents=True, exist_ok=True)
-    for stale in parent.glob(f"{INCOMING}*"):
-        _remove_if_dead(stale)
-    path = parent / f"{INCOMING}{id}-{token}"
-    path.mkdir(mode=0o755)
-    held = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+
+    def __init__(self, parent: str, id: str, token: str) -> None:
+        self._parent, self.path = parent, f"{parent}/{INCOMING}{id}-{token}"
+        self._held = -1
+
+    def __enter__(self) -> str:
+        os.makedirs(self._parent, 0o755, exist_ok=True)  # noqa: PTH103
+        for name in os.listdir(self._parent):  # noqa: PTH208
+            if name.startswith(INCOMING):
+                _remove_if_dead(f"{self._parent}/{name}")
+        os.mkdir(self.path, 0o755)  # noqa: PTH102
+        self._held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.isdir(self.path):  # noqa: PTH112
+            raise TransferError("another deploy removed this upload's folder", self.path, "deploy again")
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._held)
+        _remove(self.path)
+
+
+def _remove(path: str) -> None:
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not path.is_dir():
-            raise TransferError("another deploy removed this upload's folder", str(path), "deploy again")
-        yield path
-    finally:
-        os.close(held)
+        os.rmdir(path)  # noqa: PTH106  # empty, if all went well
+    except FileNotFoundError:
+        return
+    except OSError:
+        import shutil
+
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _remove_if_dead(path: Path) -> None:
+def _remove_if_dead(path: str) -> None:
     try:
         held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -72,7 +82,7 @@ def _remove_if_dead(path: Path) -> None:
     except BlockingIOError:
         return  # its owner lives
     else:
-        shutil.rmtree(path, ignore_errors=True)
+        _remove(path)
     finally:
         os.close(held)
 
@@ -88,7 +98,7 @@ def receive(stream: IO[bytes], request: dict[str, Any]) -> dict[str, Any]:
         PreflightError: the place cannot be written (read-only, no room, no permission).
         OSError: as `main` translates it.
     """
-    root = Path(request["root"])
+    root = str(request["root"])
     if request.get("ask"):
         return {"schema": 1, "lacking": lacking(root, manifest(request["ask"]).files)}
     token = str(request["token"])
@@ -97,34 +107,22 @@ def receive(stream: IO[bytes], request: dict[str, Any]) -> dict[str, Any]:
     release = manifest(request["release"]) if request.get("release") else None
     resident = request.get("resident")
     kept: str | None = None
-    (root / "run").mkdir(parents=True, exist_ok=True)
-    (root / "resident").mkdir(parents=True, exist_ok=True)
-    releases = root / "releases"
-    with incoming(releases, release.id if release else "resident", token) as folder:
-        wanted = {f"release/{f.path}": f for f in release.files} if release else {}
-        if resident:
-            wanted["resident"] = Entry("resident", 0o644, int(resident["size"]), str(resident["sha256"]))
-        left = _unpack(stream, folder, wanted, links=bool(request.get("take")))
-        if left and not request.get("take"):
-            raise TransferError(
-                f"{len(left)} of {len(wanted)} files did not arrive, the first is {next(iter(left))}",
-                "tar stream",
-                "deploy again",
-            )
+    for name in ("run", "resident"):
+        os.makedirs(f"{root}/{name}", exist_ok=True)  # noqa: PTH103
+    releases = f"{root}/releases"
+    os.umask(0o022)  # modes are those of the manifest, 755 and 644, whoever calls
+    with Incoming(releases, release.id if release else "resident", token) as folder:
+        left = _unpack(stream, folder, release.files if release else [], take=bool(request.get("take")))
         gone = _take(Stock(releases), folder, left) if left else set()
         if gone and release:
-            missing = [i for i, f in enumerate(release.files) if f"release/{f.path}" in gone]
+            missing = [i for i, f in enumerate(release.files) if f.path in gone]
             return {"schema": 1, "release": None, "resident": None, "damaged_kept": None, "lacking": missing}
         if resident:
-            pyz = root / "resident" / f"{resident['id']}.pyz"
-            flush_files([folder / "resident"])
-            (folder / "resident").replace(pyz)
-            sync_folder(pyz.parent)
+            _install(root, folder, resident)
         if release:
-            (folder / "release").mkdir(exist_ok=True)
-            _write(folder / "release" / MANIFEST, json.dumps(release.raw, ensure_ascii=False).encode() + b"\n")
-            sync_tree(folder / "release")
-            kept = _settle(folder / "release", releases, release, token)
+            os.makedirs(f"{folder}/release", 0o755, exist_ok=True)  # noqa: PTH103
+            _write(f"{folder}/release/{MANIFEST}", json.dumps(release.raw, ensure_ascii=False).encode() + b"\n")
+            kept = _settle(f"{folder}/release", releases, release, token)
     return {
         "schema": 1,
         "release": release.id if release else None,
@@ -134,98 +132,99 @@ def receive(stream: IO[bytes], request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def use(root: Path, id: str, token: str) -> dict[str, Any]:
+def _install(root: str, folder: str, resident: dict[str, Any]) -> None:
+    """The zipapp from which this code runs, as `resident/<id>.pyz`: it has come once already.
+
+    Raises:
+        TransferError: it is another one than the sender means.
+    """
+    with open(sys.path[0], "rb") as file:
+        content = file.read()
+    if len(content) != resident["size"] or hashlib.sha256(content).hexdigest() != resident["sha256"]:
+        raise TransferError("the resident arrived damaged", "standard input", "deploy again")
+    _write(f"{folder}/resident", content, flush=True)
+    os.replace(f"{folder}/resident", f"{root}/resident/{resident['id']}.pyz")  # noqa: PTH105
+    sync_folder(f"{root}/resident")
+
+
+def use(root: str | Path, id: str, token: str) -> dict[str, Any]:
     """`resident/current.pyz` -> `<id>.pyz`, by rename."""
-    folder = root / "resident"
-    if not (folder / f"{id}.pyz").is_file():
-        raise TransferError("the resident that was sent is not there any more", str(folder), "deploy again")
-    beside = folder / f".current-{token}"
-    beside.symlink_to(f"{id}.pyz")
-    beside.replace(folder / "current.pyz")
+    folder = f"{root}/resident"
+    if not os.path.isfile(f"{folder}/{id}.pyz"):  # noqa: PTH113
+        raise TransferError("the resident that was sent is not there any more", folder, "deploy again")
+    beside = f"{folder}/.current-{token}"
+    os.symlink(f"{id}.pyz", beside)  # noqa: PTH211
+    os.replace(beside, f"{folder}/current.pyz")  # noqa: PTH105
     sync_folder(folder)
     return {"schema": 1, "resident": id}
 
 
-class _Arriving:
-    """What has arrived, without waiting for a whole piece of it."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self.read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
-
-
-def _unpack(stream: IO[bytes], folder: Path, wanted: dict[str, Entry], *, links: bool) -> dict[str, Entry]:
-    """What comes, in its place; gives what did not come. `links`: they are made from the manifest."""
-    left = dict(wanted)
-    made = {folder}
-    try:
-        with tarfile.open(fileobj=_Arriving(stream), mode="r|", bufsize=PIECE // 4) as tar:  # type: ignore[call-overload]
-            for member in tar:
-                entry = left.pop(member.name, None)
-                if entry is None:
-                    raise TransferError(
-                        f"the stream holds something that was not announced: {member.name!r}", "tar stream"
-                    )
-                path = _inside(folder, member.name)
-                _make_parent(path, made)
-                if entry.link is not None and member.issym():
-                    path.symlink_to(entry.link)
-                    continue
-                source = tar.extractfile(member) if member.isreg() else None
-                if source is None or entry.link is not None:
-                    raise TransferError(f"{member.name!r} arrived as something else than a file", "tar stream")
-                copy_checked(source, path, entry)
-    except tarfile.TarError as error:
-        raise TransferError(f"the stream ended early or is damaged: {error}", "tar stream", "deploy again") from error
-    for name in [n for n, e in left.items() if e.link is not None] if links else ():
-        path = _inside(folder, name)
+def _unpack(stream: IO[bytes], folder: str, files: list[Entry], *, take: bool) -> list[Entry]:
+    """What comes, in its place; gives what did not come, which is an error without `take`."""
+    left = {f"release/{f.path}": f for f in files}
+    made: set[str] = set()
+    for member in members(stream):
+        entry = left.pop(member.name, None)
+        if entry is None:
+            raise TransferError(f"the stream holds something that was not announced: {member.name!r}", "tar stream")
+        if (entry.link is None) != (member.link is None):
+            raise TransferError(f"{member.name!r} arrived as something else than a file", "tar stream")
+        path = f"{folder}/{member.name}"
         _make_parent(path, made)
-        path.symlink_to(str(left.pop(name).link))
-    return left
+        if entry.link is not None:
+            os.symlink(entry.link, path)  # noqa: PTH211
+        else:
+            write_checked(member.pieces(), path, entry)
+    if left and not take:
+        raise TransferError(
+            f"{len(left)} of {len(files)} files did not arrive, the first is {next(iter(left))}",
+            "tar stream",
+            "deploy again",
+        )
+    for name in [n for n, e in left.items() if e.link is not None]:
+        _make_parent(f"{folder}/{name}", made)
+        os.symlink(str(left.pop(name).link), f"{folder}/{name}")  # noqa: PTH211
+    return list(left.values())
 
 
-def _take(stock: Stock, folder: Path, left: dict[str, Entry]) -> set[str]:
+def _take(stock: Stock, folder: str, left: list[Entry]) -> set[str]:
     """Copy what did not come from other releases; gives the names that nobody has."""
-    made: set[Path] = set()
+    made: set[str] = set()
     gone = set()
-    for name, entry in left.items():
-        path = _inside(folder, name)
+    for entry in left:
+        path = f"{folder}/release/{entry.path}"
         _make_parent(path, made)
         if not stock.copy(entry, path):
-            gone.add(name)
+            gone.add(entry.path)
     return gone
 
 
-def _make_parent(path: Path, made: set[Path]) -> None:
-    if path.parent not in made:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        made.add(path.parent)
+def _make_parent(path: str, made: set[str]) -> None:
+    parent = path.rpartition("/")[0]
+    if parent not in made:
+        os.makedirs(parent, 0o755, exist_ok=True)  # noqa: PTH103
+        made.add(parent)
 
 
-def _inside(folder: Path, name: str) -> Path:
-    """A member's place; names that would leave the folder are refused whatever the manifest says."""
-    pure = PurePosixPath(name)
-    if pure.is_absolute() or ".." in pure.parts:
-        raise TransferError(f"a name leads out of the release: {name!r}", "tar stream")
-    return folder / pure
-
-
-def _write(path: Path, content: bytes) -> None:
+def _write(path: str, content: bytes, *, flush: bool = False) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    with os.fdopen(fd, "wb") as file:
+    with open(fd, "wb") as file:
         file.write(content)
+        if flush:
+            file.flush()
+            os.fsync(fd)
 
 
-def _settle(new: Path, releases: Path, release: Manifest, token: str) -> str | None:
+def _settle(new: str, releases: str, release: Manifest, token: str) -> str | None:
     """Rename the whole release into place; a damaged one of the same name is kept aside. Its name, or None."""
-    place = releases / release.id
+    place = f"{releases}/{release.id}"
     kept: str | None = None
     if os.path.lexists(place):
         if not damaged_files(place, release.files):
             return None  # somebody else was faster with the same content
         kept = f".damaged-{release.id}-{token}"
-        place.rename(releases / kept)
-    new.rename(place)
-    sync_folder(releases)
+        os.rename(place, f"{releases}/{kept}")  # noqa: PTH104
+    os.rename(new, place)  # noqa: PTH104
     return kept
 
 
@@ -264,8 +263,10 @@ def say(work: Callable[[], dict[str, Any]]) -> int:
 
 def _say_error(error: DflashError) -> int:
     said = {"type": type(error).__name__, "what": error.what, "where": error.where, "next": error.next}
-    with suppress(BrokenPipeError):
+    try:
         print(json.dumps({"schema": 1, "error": said}), flush=True)
+    except BrokenPipeError:
+        return 141  # nobody listens any more
     return error.exit_code
 
 

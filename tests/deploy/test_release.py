@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_ops.deploy.release import build, tar_bytes, tar_end, tar_stream
+from dflash_ops.deploy.release import build, tar_end, tar_stream
 from dflash_ops.errors import ReleaseError
 
 
@@ -101,10 +101,10 @@ def test_weights_in_the_source_are_refused_before_they_are_sent(tmp_path: Path) 
 def test_the_stream_is_tar_and_notices_a_file_that_changes(tmp_path: Path) -> None:
     folder = write(tmp_path / "a", {"x.py": "x" * 700_000, "é ü.py": "1"})
     built = build(folder)
-    pieces = [*tar_bytes("resident", b"z" * 1000), *tar_stream(built, "release"), tar_end()]
+    pieces = [*tar_stream(built, "release"), tar_end()]
     assert max(map(len, pieces)) <= 1 << 20
     with tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as tar:
-        assert tar.getnames() == ["resident", "release/x.py", "release/é ü.py"]
+        assert tar.getnames() == ["release/x.py", "release/é ü.py"]
     (folder / "x.py").write_text("shorter")
     with pytest.raises(ReleaseError, match="changed while"):
         list(tar_stream(built, "release"))

@@ -14,7 +14,7 @@ import pytest
 
 from dflash_ops.contracts import to_dict
 from dflash_ops.deploy import boot
-from dflash_ops.deploy.release import Built, build, tar_bytes, tar_end, tar_header, tar_stream
+from dflash_ops.deploy.release import Built, build, tar_end, tar_header, tar_stream
 from dflash_ops.deploy.run import Pack, build_pack
 from dflash_ops.errors import CommandFailed, PreflightError, TransferError
 from dflash_ops.hosts.local import LocalHost
@@ -37,9 +37,8 @@ def built(tmp_path: Path) -> Built:
     return build(source)
 
 
-def stream(built: Built, pack: Pack | None = None) -> bytes:
-    parts = list(tar_bytes("resident", pack.content)) if pack else []
-    return b"".join([*parts, *tar_stream(built, "release"), tar_end()])
+def stream(built: Built) -> bytes:
+    return b"".join([*tar_stream(built, "release"), tar_end()])
 
 
 def send(root: Path, built: Built, pack: Pack, payload: bytes, *, resident: bool = False) -> dict[str, Any]:
@@ -65,7 +64,7 @@ def test_what_arrives_is_what_left(tmp_path: Path, built: Built, pack: Pack) -> 
     root = tmp_path / "root"
     os.umask(0o077)
     try:
-        said = send(root, built, pack, stream(built, pack), resident=True)
+        said = send(root, built, pack, stream(built), resident=True)
     finally:
         os.umask(0o022)
     place = root / "releases" / built.release.id
