@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,9 @@ from lab import net
 from lab.machine import Machine
 from lab.shell import sh
 
-#: Passphrase of the key id_locked; tests look that it appears nowhere.
-PASSPHRASE = "planted-passphrase-7f3a"
+#: Passphrase of the key id_locked; tests look that it appears nowhere. Another in each process, so that a second lab's
+#: ssh-keygen is never taken for a leak of this one's.
+PASSPHRASE = f"planted-passphrase-{secrets.token_hex(6)}"
 
 INVENTORY = """\
 schema = 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import secrets
 import signal
 import subprocess
 import threading
@@ -16,6 +17,7 @@ import pytest
 
 from dflash_ops.hosts.lxc import LxcHost
 from lab import Lab
+from lab.operator import PASSPHRASE
 from lab.wire_job import Job, job_in, meanwhile, stepping
 
 pytestmark = pytest.mark.slow
@@ -229,7 +231,8 @@ def test_ten_thousand_files(job: Job) -> None:
 
 def test_no_secret_is_seen_anywhere(job: Job, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token in the environment, one in a file, a passphrase: planted, and looked for in everything."""
-    planted = {"TOKEN": "planted-token-1f0c", "FILED": "planted-filed-77aa", "phrase": "planted-passphrase-7f3a"}
+    mark = secrets.token_hex(6)  # a second run on this machine is not this one's leak
+    planted = {"TOKEN": f"planted-token-{mark}", "FILED": f"planted-filed-{mark}", "phrase": PASSPHRASE}
     monkeypatch.setenv("TOKEN", planted["TOKEN"])
     (job.folder / "filed").write_text(planted["FILED"] + "\n")
     train = job.source / "train.py"
