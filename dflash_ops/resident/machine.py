@@ -199,6 +199,24 @@ def gpus(seconds: float = 20.0) -> tuple[list[Gpu] | None, str]:
     return found, ""
 
 
+def driver(seconds: float = 20.0) -> tuple[str | None, str]:
+    """The GPU driver's version, or None and why not."""
+    try:
+        # `NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Fri ...`: no program that could hang
+        words = Path("/proc/driver/nvidia/version").read_text("ascii", "replace").split("\n", 1)[0].split()
+        found = next((w for w in words if w[:1].isdigit() and "." in w), None)
+        if found is not None:
+            return found, ""
+    except OSError:
+        pass
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None, "nvidia-smi is not there"
+    said = ask([program, "--query-gpu=driver_version", "--format=csv,noheader"], seconds=seconds)
+    line = said.out.strip().splitlines()[0].strip() if said.rc == 0 and said.out.strip() else ""
+    return (line, "") if line[:1].isdigit() else (None, "nvidia-smi does not tell")
+
+
 def version(text: str) -> tuple[int, ...]:
     """`2.13.0+cpu` -> (2, 13, 0): the numbers before the first part that is none."""
     numbers = []

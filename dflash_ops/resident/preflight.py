@@ -123,7 +123,7 @@ class Found:
 
 def run_checks(request: Request) -> Found:
     """All checks in the order in which a person would want to read them."""
-    from dflash_ops.resident import checks
+    from dflash_ops.resident import checks, limits
 
     found = Found(checks.job(request) + checks.root(request) + checks.session(request))
     answered, python = checks.interpreter(request)
@@ -137,6 +137,8 @@ def run_checks(request: Request) -> Found:
             asked, found.needs = checks.trainer(request, found.config_name)
             found.checks += asked
     found.checks += checks.devices(request)
+    found.checks += limits.gpu_memory(request, found.needs)
+    found.checks += limits.ulimits(request)
     found.checks += checks.disk(request, found.needs)
     found.checks += checks.shared_memory(request, found.needs)
     found.checks += checks.memory(request, found.needs)

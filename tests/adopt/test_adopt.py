@@ -289,3 +289,16 @@ def test_what_was_there_and_what_came_meet(shown: list[str], came: str, before: 
     from dflash_ops.resident.pane import without_overlap
 
     assert without_overlap(shown, came) == before
+
+
+def test_golden_records_load_for_ever() -> None:
+    from dflash_ops.contracts import Process, State, from_dict, to_dict
+    from dflash_ops.resident.adopted import Adoption, Last
+
+    folder = Path(__file__).resolve().parents[1] / "data/contracts"
+    for name, cls in (("adopted.json", Adoption), ("adopted.last.json", Last)):
+        raw = json.loads((folder / name).read_text())
+        found = from_dict(cls, raw, name)
+        assert found.trainer == Process(4711, 123456)
+        assert to_dict(found) == raw
+    assert from_dict(Last, json.loads((folder / "adopted.last.json").read_text()), "").state is State.STEPPING
