@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from trainer.errors import TrainerError, say, write_error_file
+from trainer.errors import ConfigError, TrainerError, say, write_error_file
+from trainer.node_args import add_node_arguments, node_args
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], dest="overrides", metavar="table.key=value", help="override one key"
     )
+    add_node_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -25,6 +27,8 @@ def main(args: argparse.Namespace) -> int:
 
     with StopSignals() as signals:
         try:
+            if node_args(args).several:
+                raise ConfigError("this release trains on one machine only", "--nnodes", "start it with --nnodes 1")
             config = load_config(args.config, args.overrides)
             raise_if_any(gpus_missing(config))
             prepared = prepare(config, args.checkpoints, args.resume)
