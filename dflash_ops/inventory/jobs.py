@@ -6,7 +6,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from dflash_ops.contracts import Limits
@@ -17,9 +17,11 @@ from dflash_ops.inventory.model import (
     Host,
     Job,
     LocalHost,
+    Node,
     Policy,
     did_you_mean,
 )
+from dflash_ops.inventory.nodes import Over, check_drafters, node_env, node_tables, node_trainer, read_rendezvous
 from dflash_ops.inventory.paths import home, local_path, local_program
 from dflash_ops.inventory.reader import Table
 from dflash_ops.inventory.runs import read_foreign, read_gate, read_venv, read_what_runs
@@ -50,24 +52,31 @@ def read_job(name: str, table: Table, hosts: Mapping[str, Host], host_names: Seq
     folder = file.parent
     if (fault := name_fault(name)) is not None:
         table.fault(f"{name!r} cannot be the name of a job: {fault}", None, "use letters, digits, - and _")
-    host = _host(name, table, hosts, host_names)
-    root = _root(name, table, host, folder)
-    interpreter = _interpreter(table, host, folder)
-    checkpoints = table.text("checkpoints", "checkpoints") or "checkpoints"
+    # known also where every node has them, or where `nodes` has a fault and nobody asks
+    table.asked.update(dict.fromkeys(("host", "root", "session", "checkpoints", "interpreter")))
+    nodes = node_tables(name, table)
     env = read_env(table, "env")
     adopted = table.flag("adopted", False)
-    trainer, command = read_what_runs(name, table, adopted=adopted)
+    if adopted and nodes is not None:
+        table.fault(f"job {name} is adopted: it is one session on one machine", "nodes", "adopt each session by itself")
+    trainer, command = read_what_runs(name, table, adopted=adopted, nodes=nodes is not None)
     progress, finished_rc, remedies = read_foreign(table, command is not None or adopted)
+    secret_env = read_secrets(table, env, folder)
+    places = []
+    for rank, node in enumerate([table] if nodes is None else [Over(one, table) for one in nodes]):
+        place = _place(name, node, hosts, host_names, folder, None if nodes is None else rank)
+        places.append(place)
+    rendezvous = read_rendezvous(name, table, None if nodes is None else [hosts.get(p.host) for p in places])
     job = Job(
         name=name,
-        host=host.name if host is not None else "",
-        root=root or "",
-        session=_session(table, name),
-        checkpoints=os.path.normpath(Path(root or "/", checkpoints)),
-        interpreter=interpreter,
+        host=places[0].host if places else "",
+        root=places[0].root if places else "",
+        session=places[0].session if places else "",
+        checkpoints=places[0].checkpoints if places else "",
+        interpreter=places[0].interpreter if places else "",
         socket=_socket(table),
         env=env,
-        secret_env=read_secrets(table, env, folder),
+        secret_env=secret_env,
         grace_s=table.number("grace_s", 60.0, most=86_400),
         history_limit=table.integer("history_limit", 50_000, least=100, most=10_000_000),
         source=local_path(table.text("source", example='source = "my_trainer"'), folder),
@@ -86,11 +95,73 @@ def read_job(name: str, table: Table, hosts: Mapping[str, Host], host_names: Seq
         adopted=adopted,
         inventory=str(file),
     )
+    if nodes is not None:
+        job = _with_nodes(job, table, nodes, places, rendezvous)
     table.close()
-    return job if host is not None and root is not None and (trainer or command or adopted) else None
+    return job if places and all(p.host and p.root for p in places) and (trainer or command or adopted) else None
 
 
 # -- where it runs
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a job, or one node of it, runs; host and root are empty where they have a fault."""
+
+    host: str
+    root: str
+    session: str
+    checkpoints: str
+    interpreter: str
+
+
+def _place(
+    name: str, table: Table, hosts: Mapping[str, Host], host_names: Sequence[str], folder: Path, rank: int | None
+) -> _Place:
+    """Of a job (`rank` None) or of one of its nodes."""
+    host = _host(name, table, hosts, host_names)
+    root = _root(name, table, host, folder)
+    interpreter = _interpreter(table, host, folder)
+    checkpoints = table.text("checkpoints", "checkpoints") or "checkpoints"
+    return _Place(
+        host=host.name if host is not None else "",
+        root=root or "",
+        session=_session(table, name if rank is None else f"{name}-{rank}"),
+        checkpoints=os.path.normpath(Path(root or "/", checkpoints)),
+        interpreter=interpreter,
+    )
+
+
+def _with_nodes(job: Job, table: Table, nodes: Sequence[Table], places: Sequence[_Place], rendezvous: str) -> Job:
+    """The job with each of its nodes as a job of its own; a single node is the job itself."""
+    found: list[Job] = []
+    for rank, (node, place) in enumerate(zip(nodes, places, strict=True)):
+        trainer = job.trainer
+        if trainer is not None:
+            outer = Table(table.faults, (*table.path, "trainer"), table.values["trainer"])
+            trainer = node_trainer(rank, node, job.name, outer, trainer)
+        if "venv" in table and "interpreter" in node:
+            node.fault("a job has a venv or an interpreter, not both", "interpreter", "keep one of them")
+        env = node_env(node, job.env, job.secret_env)
+        found.append(
+            replace(
+                job,
+                host=place.host,
+                root=place.root,
+                session=place.session,
+                checkpoints=place.checkpoints,
+                interpreter=place.interpreter,
+                env=env,
+                trainer=trainer,
+                node=Node(rank, len(nodes), rendezvous),
+            )
+        )
+        node.close()
+    if job.trainer is not None:
+        check_drafters(job.name, table, [n.trainer for n in found if n.trainer is not None])
+    if not found:
+        return job
+    return found[0] if len(found) == 1 else replace(found[0], node=None, nodes=tuple(found))
 
 
 def _host(name: str, table: Table, hosts: Mapping[str, Host], host_names: Sequence[str]) -> Host | None:

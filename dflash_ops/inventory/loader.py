@@ -11,6 +11,7 @@ from typing import Any
 
 from dflash_ops.errors import InventoryError
 from dflash_ops.inventory.jobs import name_fault, read_job
+from dflash_ops.inventory.lines import Path as KeyPath
 from dflash_ops.inventory.model import SCHEMA, Host, Inventory, Job, LocalHost, LxcHost, SshHost, did_you_mean
 from dflash_ops.inventory.paths import local_path, local_program
 from dflash_ops.inventory.reader import Faults, Table, read_toml
@@ -222,25 +223,44 @@ def _machine(name: str, hosts: Mapping[str, Host]) -> tuple[object, ...]:
 
 
 def _check_apart(jobs: Mapping[str, Job], hosts: Mapping[str, Host], faults: Faults) -> None:
-    """No two jobs of one machine share a root or a session."""
-    roots: dict[object, str] = {}
-    sessions: dict[object, str] = {}
+    """No two jobs of one machine, and no two nodes there, share a root or a session."""
+    roots: dict[object, Job] = {}
+    sessions: dict[object, Job] = {}
     looped = {e.key for e in faults.found if "through itself" in e.what}
-    for name, job in jobs.items():
+    for job in (part for whole in jobs.values() for part in whole.parts):
         if looped:
             return  # a machine that is reached through itself has no identity to compare
         machine = _machine(job.host, hosts)
         root = os.path.realpath(job.root) if machine == ("local",) else os.path.normpath(job.root)
-        if (first := roots.setdefault((machine, root), name)) != name:
+        if (first := roots.setdefault((machine, root), job)) is not job:
             faults.add(
-                f"jobs {first} and {name} have the same root on one machine: {job.root}",
-                ("jobs", name, "root"),
-                "give each job a root of its own",
+                f"{_both(first, job)} have the same root on one machine: {job.root}",
+                _key_of(job, "root", faults),
+                f"give each {_kind_of(first, job)} a root of its own",
             )
         # tmux servers are one a user and socket; users differ by host entry at most
-        if (first := sessions.setdefault((machine, job.socket, job.session), name)) != name:
+        if (first := sessions.setdefault((machine, job.socket, job.session), job)) is not job:
             faults.add(
-                f"jobs {first} and {name} have the same tmux session on one machine: {job.session}",
-                ("jobs", name, "session"),
+                f"{_both(first, job)} have the same tmux session on one machine: {job.session}",
+                _key_of(job, "session", faults),
                 f'give one of them another name: session = "{job.session}-2"',
             )
+
+
+def _both(first: Job, second: Job) -> str:
+    if first.name == second.name and first.node is not None and second.node is not None:
+        return f"nodes {first.node.rank} and {second.node.rank} of job {first.name}"
+    return f"jobs {first.name} and {second.name}"
+
+
+def _kind_of(first: Job, second: Job) -> str:
+    return "node" if first.name == second.name else "job"
+
+
+def _key_of(job: Job, key: str, faults: Faults) -> KeyPath:
+    """Where this key of a job or node stands; where neither has it, where it would stand."""
+    if job.node is not None:
+        own: KeyPath = ("jobs", job.name, "nodes", job.node.rank, key)
+        if own in faults.lines or ("jobs", job.name, key) not in faults.lines:
+            return own
+    return ("jobs", job.name, key)

@@ -134,11 +134,23 @@ class Venv:
 
 
 @dataclass(frozen=True)
+class Node:
+    """Which one of a job's nodes: `rank` from 0 of `count`, and the `HOST:PORT` at which all of them meet."""
+
+    rank: int
+    count: int
+    rendezvous: str
+
+
+@dataclass(frozen=True)
 class Job:
     """One job. Exactly one of `trainer` and `command` is set, or neither where the job is `adopted`.
 
     `root` and `checkpoints` are absolute paths on the job's host, `interpreter` is absolute or a name found in PATH
     there, `source` is an absolute folder on this machine (None: the bundled code). `overrides` are those of one run.
+
+    A job of several nodes has each of them in `nodes`, as a job that is whole by itself (same name, its `node` set);
+    where it runs, its devices and its environment are then those of node 0 here.
     """
 
     name: str
@@ -166,8 +178,39 @@ class Job:
     watch_s: float = 180.0
     keep_releases: int = 5
     adopted: bool = False
+    nodes: tuple[Job, ...] = ()
+    node: Node | None = None
     overrides: Mapping[str, str] = field(default_factory=dict)
     inventory: str = ""
+
+    @property
+    def parts(self) -> tuple[Job, ...]:
+        """Its nodes, or itself."""
+        return self.nodes or (self,)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names of the hosts it runs on, each once."""
+        return tuple(dict.fromkeys(part.host for part in self.parts))
+
+    @property
+    def label(self) -> str:
+        """How a node is called before people: `node 1 (b)`; a job without nodes by its name."""
+        return self.name if self.node is None or self.node.count == 1 else f"node {self.node.rank} ({self.host})"
+
+    def at_node(self, rank: int | None) -> Job:
+        """One node of this job as a job of its own; None: itself.
+
+        Raises:
+            UsageError: it has no such node.
+        """
+        if rank is None:
+            return self
+        if rank < len(self.parts):
+            return self.parts[rank]
+        count = len(self.parts)
+        has = "runs on one machine only" if count == 1 else f"has the nodes 0 to {count - 1}"
+        raise UsageError(f"job {self.name} {has}", f"--node {rank}", "name one of them, or leave it out")
 
     def with_overrides(
         self,
@@ -207,7 +250,8 @@ class Job:
                 )
             job = replace(job, trainer=replace(job.trainer, target_devices=target, drafter_devices=drafter))
         changes, said = apply_sets(job, sets, TRAINER_TABLES)
-        return replace(job, **changes, overrides={**overrides, **said})
+        nodes = tuple(n.with_overrides(target_gpus, drafter_gpus, sets) for n in job.nodes)
+        return replace(job, **changes, nodes=nodes, overrides={**overrides, **said})
 
     def secrets(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Values of `secret_env`, from `environ` or their files (a final newline is not part of a secret).

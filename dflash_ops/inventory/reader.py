@@ -50,6 +50,8 @@ class Faults:
                 key += f"[{part}]"
             else:
                 key += ("." if key else "") + quote_key(part)
+        if any(e.what == what and e.key == key for e in self.found):
+            return  # a key of the job that is read once for each of its nodes
         line = line_of(self.lines, path)
         self.found.append(InventoryError(what, file=self.file, key=key, line=line, fix=fix))
 

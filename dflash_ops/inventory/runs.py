@@ -18,8 +18,14 @@ from dflash_ops.inventory.model import REMEDIES, TRAINER_TABLES, Remedy, Trainer
 from dflash_ops.inventory.paths import local_path
 from dflash_ops.inventory.reader import Table
 
+#: Devices as a fault shows them.
+DEVICES_EXAMPLE = '["cuda:0", "cuda:1"]'
 
-def read_what_runs(name: str, table: Table, *, adopted: bool = False) -> tuple[Trainer | None, tuple[str, ...] | None]:
+
+def read_what_runs(
+    name: str, table: Table, *, adopted: bool = False, nodes: bool = False
+) -> tuple[Trainer | None, tuple[str, ...] | None]:
+    """The trainer or the command. With `nodes` the devices may be missing: each node may have its own."""
     command = table.texts("command", example='command = ["python3", "train.py"]')
     trainer = table.table("trainer", example=f"a table: [jobs.{name}.trainer]")
     if "command" in table and "trainer" in table:
@@ -56,11 +62,11 @@ def read_what_runs(name: str, table: Table, *, adopted: bool = False) -> tuple[T
                     table.faults.add(
                         "command holds the character U+0000", (*table.path, "command", index), "take it out"
                     )
-    return (_trainer(trainer) if trainer is not None else None), command
+    return (_trainer(trainer, nodes=nodes) if trainer is not None else None), command
 
 
-def _trainer(table: Table) -> Trainer:
-    roles = {role: _devices(table, f"{role}_devices") for role in ("target", "drafter")}
+def _trainer(table: Table, *, nodes: bool) -> Trainer:
+    roles = {role: read_devices(table, f"{role}_devices", needed=not nodes) for role in ("target", "drafter")}
     tables: dict[str, Mapping[str, Any]] = {}
     for key in TRAINER_TABLES:
         below = table.table(key)
@@ -71,7 +77,7 @@ def _trainer(table: Table) -> Trainer:
                 if key == "workers" and role in below:
                     below.fault(f"{role} does not belong into workers", role, f"write it one table up: {role} = [...]")
     target, drafter = roles["target"], roles["drafter"]
-    for fault in role_faults(target, drafter) if target is not None and drafter is not None else ():
+    for fault in role_faults(target, drafter) if target is not None and drafter is not None and not nodes else ():
         table.fault(fault.what, f"{fault.role}_devices", fault.fix)
     table.close()
     return Trainer(target or (), drafter or (), MappingProxyType(tables))
@@ -86,12 +92,12 @@ def _no_dates(table: Table, path: KeyPath, value: Any) -> None:
             _no_dates(table, (*path, key), below)
 
 
-def _devices(table: Table, key: str) -> tuple[str, ...] | None:
-    """Devices of one role, or None where a fault was noted."""
-    example = f'{key} = ["cuda:0", "cuda:1"]'
+def read_devices(table: Table, key: str, *, needed: bool = True) -> tuple[str, ...] | None:
+    """Devices of one role, or None where a fault was noted (or they are missing and not `needed`)."""
+    example = f"{key} = {DEVICES_EXAMPLE}"
     said = table.items(key, example=example)
     if said is None:
-        if key not in table:
+        if key not in table and needed:
             table.fault(f"{key} is missing", None, f"add {example}")
         return None
     devices: list[str] = []

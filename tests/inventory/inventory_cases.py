@@ -359,4 +359,76 @@ CASES: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
         [("jobs.a.grace_s", "at most 86400", "60"), ("jobs.a.history_limit", "between", "50000")],
     ),
     "no number": (HOST + JOB + RUNS + "grace_s = nan #!\n", [("jobs.a.grace_s", "nan", "60")]),
+    "nodes that are none": (
+        HOST + "[jobs.a]\nhost = 'here'\nroot = 'a'\n" + RUNS + "nodes = ['here'] #!\n"
+        "[jobs.b]\nhost = 'here'\nroot = 'b'\n" + RUNS + "nodes = [] #!\n",
+        [("jobs.a.nodes[0]", "must be a table, not a string", "nodes = ["), ("jobs.b.nodes", "0 nodes", "remove it")],
+    ),
+    "a node without what it needs": (
+        HOST + "[jobs.a]\n" + RUNS + "[[jobs.a.nodes]] #!\n[[jobs.a.nodes]]\nhost = 'hear' #!\nroot = 'b'\n",
+        [
+            ("jobs.a.nodes[0]", "has no host", 'host = "here"'),
+            ("jobs.a.nodes[0]", "has no root", "root ="),
+            ("jobs.a.nodes[1].host", "no host 'hear'; did you mean 'here'?", "here"),
+        ],
+    ),
+    "a fault of the job is told once, not for each node": (
+        HOST + JOB + RUNS + "interpreter = 3 #!\n[[jobs.a.nodes]]\nroot = 'x'\n[[jobs.a.nodes]]\nroot = 'y'\n",
+        [("jobs.a.interpreter", "must be a string", "interpreter = ")],
+    ),
+    "nodes of one machine with one root or session": (
+        HOST + JOB.rstrip() + " #!\n" + RUNS + "[[jobs.a.nodes]]\n[[jobs.a.nodes]]\n"
+        "[jobs.b]\nhost = 'here'\nsession = 's' #!\n" + RUNS + "nodes = [{ root = 'x' }, { root = 'y' }]\n",
+        [
+            ("jobs.a.root", "nodes 0 and 1 of job a have the same root", "each node a root of its own"),
+            ("jobs.b.session", "nodes 0 and 1 of job b have the same tmux session", 's-2"'),
+        ],
+    ),
+    "devices of nodes": (
+        HOST
+        + "[jobs.a]\nhost = 'here'\n[jobs.a.trainer]\ntarget_devices = [0, 1]\n"
+        + "[[jobs.a.nodes]]\nroot = 'a'\ndrafter_devices = [1] #!\n"
+        + "[[jobs.a.nodes]] #!\nroot = 'b'\n"
+        + "[[jobs.a.nodes]]\nroot = 'c'\ndrafter_devices = ['x'] #!\n",
+        [
+            ("jobs.a.nodes[0].drafter_devices", "node 0: cuda:1 cannot be target and drafter", "take cuda:1 out"),
+            ("jobs.a.nodes[1]", "node 1 of job a has no drafter_devices", "[jobs.a.trainer]"),
+            ("jobs.a.nodes[2].drafter_devices[0]", "'x' is no device", "GPU numbers"),
+        ],
+    ),
+    "drafters of two kinds on two nodes": (
+        HOST + JOB.replace('root = "a"\n', "") + TRAINER + "[[jobs.a.nodes]]\nroot = 'a'\n"
+        "[[jobs.a.nodes]]\nroot = 'b'\ndrafter_devices = ['cpu'] #!\n",
+        [("jobs.a.nodes[1].drafter_devices", "of node 0 are on GPUs, those of node 1 on the CPU", "one kind")],
+    ),
+    "devices of a node that runs a command": (
+        HOST + JOB + RUNS + "nodes = [{ drafter_devices = [0] }] #!\n",
+        [("jobs.a.nodes[0].drafter_devices", "unknown key", "host, root")],
+    ),
+    "a secret in a node's env": (
+        HOST + JOB + RUNS + "secret_env = ['KEY']\nnodes = [{ env = { KEY = 'x' } }] #!\n",
+        [("jobs.a.nodes[0].env", "KEY is in env and in secret_env", "take it out")],
+    ),
+    "an interpreter of a node beside a venv": (
+        HOST + JOB + RUNS + "venv = { lock = 'l' }\nnodes = [{ interpreter = '/x' }] #!\n",
+        [("jobs.a.nodes[0].interpreter", "not both", "keep one")],
+    ),
+    "an adopted job with nodes": (
+        HOST + JOB + "adopted = true\nnodes = [{}] #!\n",
+        [("jobs.a.nodes", "one session on one machine", "adopt each")],
+    ),
+    "a rendezvous that is none": (
+        HOST + JOB + RUNS + "rendezvous = '192.0.2.1:0' #!\nnodes = [{}]\n",
+        [("jobs.a.rendezvous", "no HOST:PORT", "192.0.2.11:29400")],
+    ),
+    "a rendezvous without nodes": (
+        HOST + JOB + RUNS + "rendezvous = '192.0.2.1:1' #!\n",
+        [("jobs.a.rendezvous", "belongs to a job with nodes", "remove it")],
+    ),
+    "a rendezvous that nobody can know": (
+        HOST + "[hosts.p]\nkind = 'ssh'\naddress = '192.0.2.6'\n[hosts.c]\nkind = 'lxc'\nvia = 'p'\nid = 200\n"
+        "[jobs.a]\nroot = '/a'\n" + RUNS + "nodes = [{ host = 'c' }, { host = 'p' }] #!\n"
+        "[jobs.b]\nroot = '/b'\n" + RUNS + "nodes = [{ host = 'here' }, { host = 'p' }] #!\n",
+        [("jobs.a.nodes", "node 0 is on a container", "host c"), ("jobs.b.nodes", "on this machine", "host here")],
+    ),
 }

@@ -29,7 +29,7 @@ from dflash_ops.inventory import (
 DOC = (Path(__file__).resolve().parents[2] / "docs/inventory.md").read_text("utf-8")
 
 #: What a dataclass carries beside the keys of the file.
-ADDED = {"name", "overrides", "inventory", "tables"}
+ADDED = {"name", "overrides", "inventory", "tables", "node"}
 
 
 def documented(heading: str, column: str = "key") -> dict[str, str]:
@@ -49,7 +49,17 @@ SECTIONS = {
     "Host of kind `local`": names(LocalHost, "kind"),
     "Host of kind `ssh`": names(SshHost, "kind"),
     "Host of kind `lxc`": names(LxcHost, "kind"),
-    "Job": names(Job),
+    "Job": names(Job, "rendezvous"),
+    "Nodes": {
+        "host",
+        "root",
+        "session",
+        "checkpoints",
+        "interpreter",
+        "env",
+        "target_devices",
+        "drafter_devices",
+    },
     "Venv": names(Venv),
     "Trainer": names(Trainer, *TRAINER_TABLES),
     "Limits": names(Limits),
@@ -94,6 +104,14 @@ limits = { zzz = 1 }
 venv = { lock = "l", zzz = 1 }
 policy = { zzz = 1, budgets = { zzz = 1 } }
 remedies = { fresh_cache = { zzz = 1 } }
+[jobs.c]
+root = "c"
+[jobs.c.trainer]
+target_devices = ["cpu"]
+drafter_devices = ["cpu"]
+[[jobs.c.nodes]]
+host = "l"
+zzz = 1
 """
 
 AT = {
@@ -108,6 +126,7 @@ AT = {
     "jobs.b.policy.zzz": "Policy",
     "jobs.b.policy.budgets.zzz": "Budgets",
     "jobs.b.remedies.fresh_cache.zzz": "Remedy",
+    "jobs.c.nodes[0].zzz": "Nodes",
 }
 
 

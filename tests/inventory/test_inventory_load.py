@@ -11,8 +11,9 @@ import pytest
 from inventory_cases import FULL
 
 from dflash_ops.errors import InventoryError, UsageError
-from dflash_ops.inventory import Inventory, Job, LocalHost, LxcHost, SecretEnv, SshHost, find_inventory, load
+from dflash_ops.inventory import Inventory, Job, LocalHost, LxcHost, Node, SecretEnv, SshHost, find_inventory, load
 from dflash_ops.inventory.create import create
+from dflash_ops.inventory.nodes import parse_rendezvous
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -321,3 +322,90 @@ def test_the_examples_in_a_new_inventory_load_when_uncommented(tmp_path: Path) -
     loaded = load(tmp_path / "all.toml")
     assert set(loaded.jobs) == {"demo", "dflash", "other"}
     assert {h.kind for h in loaded.hosts.values()} == {"local", "ssh", "lxc"}
+
+
+def test_nodes_have_what_the_job_has_unless_they_say_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.toml"
+    path.write_text(
+        """
+[hosts.a]
+kind = "ssh"
+address = "192.0.2.11"
+[hosts.b]
+kind = "ssh"
+address = "192.0.2.12"
+[jobs.big]
+root = "/srv/big"
+interpreter = "/opt/venv/bin/python"
+env = { A = "1", B = "1" }
+[jobs.big.trainer]
+target_devices = ["0-4"]
+drafter_devices = [5, 6, 7]
+train = { steps = 9 }
+[[jobs.big.nodes]]
+host = "a"
+[[jobs.big.nodes]]
+host = "b"
+root = "/data/big"
+drafter_devices = [5]
+env = { B = "2" }
+""",
+        "utf-8",
+    )
+    loaded = load(path)
+    big = loaded.job()
+    first, second = big.nodes
+    assert (big.host, big.root, big.hosts, big.parts) == ("a", "/srv/big", ("a", "b"), big.nodes)
+    assert (first.node, second.node) == (Node(0, 2, "192.0.2.11:29400"), Node(1, 2, "192.0.2.11:29400"))
+    assert [n.host for n in big.nodes] == ["a", "b"]
+    assert [n.root for n in big.nodes] == ["/srv/big", "/data/big"]
+    assert [n.checkpoints for n in big.nodes] == ["/srv/big/checkpoints", "/data/big/checkpoints"]
+    assert [n.session for n in big.nodes] == ["dflash-big-0", "dflash-big-1"]
+    assert [n.env for n in big.nodes] == [{"A": "1", "B": "1"}, {"A": "1", "B": "2"}]
+    assert [n.trainer.drafter_devices for n in big.nodes if n.trainer] == [("cuda:5", "cuda:6", "cuda:7"), ("cuda:5",)]
+    assert {n.interpreter for n in big.nodes} == {"/opt/venv/bin/python"}
+    assert second.trainer is not None
+    assert second.trainer.tables == first.trainer.tables  # type: ignore[union-attr]
+    assert loaded.host_of(second).name == "b"
+
+    once = big.with_overrides("0,1", None, ["train.steps=7", "env.C=3"])
+    for node in once.nodes:
+        assert node.trainer is not None
+        assert node.trainer.target_devices == ("cuda:0", "cuda:1")
+        assert node.trainer.tables["train"]["steps"] == 7
+        assert node.env["C"] == "3"
+        assert node.overrides.keys() == {"target_gpus", "train.steps", "env.C"}
+    assert big.at_node(1) is second
+    with pytest.raises(UsageError, match="nodes 0 to 1"):
+        big.at_node(2)
+
+
+def test_one_node_is_a_job_as_ever_and_local_nodes_meet_on_this_machine(tmp_path: Path) -> None:
+    job = one_job(tmp_path, 'command = ["true"]\nnodes = [{ root = "n" }]\n')
+    assert job.nodes == ()
+    assert job.root == str(tmp_path / "n")
+    assert job.node == Node(0, 1, "127.0.0.1:29400")
+    with pytest.raises(UsageError, match="one machine only"):
+        job.at_node(1)
+    two = one_job(tmp_path, 'command = ["true"]\nnodes = [{ root = "n" }, { root = "m" }]\n')
+    assert [n.node.rendezvous for n in two.nodes if n.node] == ["127.0.0.1:29400"] * 2
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("192.0.2.11:1", "192.0.2.11:1"),
+        ("gpu-a.example", "gpu-a.example:29400"),
+        ("[2001:db8::1]", "[2001:db8::1]:29400"),
+        ("[2001:db8::1]:065", "[2001:db8::1]:65"),
+        ("2001:db8::1", None),
+        (":29400", None),
+        ("a b:1", None),
+        ("-x:1", None),
+        ("a:65536", None),
+        ("a:", None),
+        ("http://a:1", None),
+    ],
+)
+def test_rendezvous(said: str, meant: str | None) -> None:
+    assert parse_rendezvous(said) == meant
