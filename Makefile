@@ -6,11 +6,13 @@
 # make venv    only the virtual environment
 #
 # PYTHON=python3.12     another interpreter (3.11 to 3.13)
+# TESTJOBS=4              processes of make test: most tests wait more than they compute
 # TORCH=torch==2.13.0   another torch; TORCH_PIP="--index-url URL" picks a CPU build (README, "How large is torch?")
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCH_PIP ?=
+TESTJOBS ?= 4
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
@@ -29,7 +31,7 @@ demo: venv
 	@$(BIN)/dflash-ops demo
 
 test: lint lab-packages
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n $(TESTJOBS) --dist worksteal
 
 golden: venv
 	@$(BIN)/python -m pytest -m golden tests/trainer
