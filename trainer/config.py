@@ -25,6 +25,7 @@ LOSS_MODES = ("fused", "checkpoint")
 ATTENTION = ("auto", "sdpa", "flex")
 DTYPES = ("auto", "float32", "bfloat16")
 SCHEDULES = ("ready", "fixed")
+SYNCS = ("average", "step")
 
 
 def key(default: Any = dataclasses.MISSING, *, doc: str, **rule: Any) -> Any:
@@ -84,6 +85,7 @@ class TrainConfig:
     objective: str = key("dflash", doc="which loss", one_of=OBJECTIVES)
     alpha: float = key(0.5, doc="floor of the d-pace weights", least=0.0, most=1.0)
     seed: int = key(0, doc="of the order, the anchors and the first weights", least=0, most=2**63 - 1)
+    sync: str = key("average", doc="when the drafters become equal again", one_of=SYNCS)
     average_every: int = key(50, doc="steps between two averagings of the drafters", least=1)
     log_every: int = key(10, doc="steps between two progress lines", least=1)
     schedule: str = key("ready", doc="which drafter gets a batch", one_of=SCHEDULES)
@@ -369,6 +371,12 @@ def _contradictions(config: RunConfig, where: str, errors: list[ConfigError]) ->
         )
     if drafter.taps is not None and drafter.layer_ids is not None and drafter.taps != len(drafter.layer_ids):
         fault(f"taps = {drafter.taps}, but layer_ids names {len(drafter.layer_ids)}", "drafter.taps", "give one")
+    if train.sync == "step" and config.slots < len(workers.drafter_devices):
+        fault(
+            f"{len(workers.drafter_devices)} drafters step together, the ring has {config.slots} slots",
+            "ring.slots",
+            "at least one slot for each drafter, or remove it",
+        )
     if train.epochs is not None and train.steps is not None:
         fault("both epochs and steps are given", "train", "remove one of them")
     if drafter.attention == "flex" and "cpu" in workers.drafter_devices:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from trainer.anchors import pick_anchors
 from trainer.attention import build_masks, freeze_shapes
-from trainer.averaging import average
+from trainer.averaging import add_gradients, average, make_equal
 from trainer.batch import Batch, block_input_ids
 from trainer.channel import Channel, Message
 from trainer.checkpoint import read_tensors, write_tensors
@@ -59,6 +59,7 @@ class DrafterWorker:
         self.embed, self.head = load_embed_and_head(self.config.target.path, self.dtype, self.device)
         self.drafter = Drafter(self.geometry, seed=self.config.train.seed).to(self.device)
         self.masters = Masters(self.drafter, self.config.train.weight_decay, fused=cuda)
+        self.together = self.config.train.sync == "step"
         self.tokens = 0.0  # supervised tokens since the last averaging
         self.seconds = {"wait": 0.0, "compute": 0.0, "copy": 0.0, "sync": 0.0}
         self._restore(setup)
@@ -162,10 +163,19 @@ class DrafterWorker:
         numbers = torch.stack([t.detach().double() for t in out]).tolist()
         stats = dict(zip(LossOut._fields, numbers, strict=True))
         stats["grad_norm"] = 0.0
-        if not math.isfinite(stats["numerator"]):
-            raise self._not_finite("loss", stats["numerator"], message)
-        if stats["positions"]:
+        finite = math.isfinite(stats["numerator"])
+        if stats["positions"] and finite:
             torch.autograd.backward([out.loss])
+        computed = time.monotonic()
+        if self.together:
+            # Before this one raises: the others wait for it, and must learn of it.
+            todo = self._add_gradients(stats["denominator"], stats["positions"], not finite)
+        else:
+            todo = bool(stats["positions"])
+        synced = time.monotonic()
+        if not finite:
+            raise self._not_finite("loss", stats["numerator"], message)
+        if todo:
             stats["grad_norm"] = self.masters.step(float(message["lr"]), self.config.train.clip)
             if not math.isfinite(stats["grad_norm"]):
                 raise self._not_finite("norm of the gradient", stats["grad_norm"], message)
@@ -175,8 +185,31 @@ class DrafterWorker:
         stats["block_tokens"] = int(stats["prefix_count"]) * self.geometry.block_size
         stats["context_tokens"] = int(batch.lengths.sum())
         self.seconds["copy"] += copied - began
-        self.seconds["compute"] += time.monotonic() - copied
+        self.seconds["sync"] += synced - computed
+        self.seconds["compute"] += time.monotonic() - synced + computed - copied
         return {"k": "trained", "batch": message["batch"], "stats": stats, "seconds": dict(self.seconds)}
+
+    def join(self, message: Message) -> Message:
+        """A step of the others in which this drafter has no batch: the last one of a run may be a short one."""
+        began = time.monotonic()
+        if self._add_gradients(0.0, 0.0, False):
+            norm = self.masters.step(float(message["lr"]), self.config.train.clip)
+            if not math.isfinite(norm):
+                raise self._not_finite("norm of the gradient", norm, {"batch": "of another drafter", "samples": []})
+        self.seconds["sync"] += time.monotonic() - began
+        return {"k": "joined", "seconds": dict(self.seconds)}
+
+    def _add_gradients(self, weight: float, positions: float, bad: bool) -> bool:
+        """Whether there is anything to step; the same answer on every drafter."""
+        parameters = [self.masters.parameters[name] for name in sorted(self.masters.parameters)]
+        sums = add_gradients(parameters, weight, positions, bad, self.device)
+        if sums.bad and not bad:
+            raise NonFiniteError(
+                "the loss of another drafter is not finite",
+                "train.sync",
+                "the other drafter's log and error.json say more",
+            )
+        return sums.positions > 0
 
     def _not_finite(self, what: str, value: float, message: Message) -> NonFiniteError:
         return NonFiniteError(
@@ -197,7 +230,11 @@ class DrafterWorker:
 
     def average(self, message: Message) -> Message:
         began = time.monotonic()
-        average(self.masters.tensors(), self.tokens, self.device)
+        if self.together:
+            # Equal but for rounding, if the drafters' machines differ: a checkpoint must be the same one everywhere.
+            make_equal(self.masters.tensors(), 0)
+        else:
+            average(self.masters.tensors(), self.tokens, self.device)
         self.masters.set_count(int(message["step"]))
         self.tokens = 0.0
         self.seconds["sync"] += time.monotonic() - began
@@ -225,7 +262,7 @@ def run_drafter(channel: Channel, setup: Mapping[str, Any]) -> None:
     """
     worker = DrafterWorker(setup, channel)
     channel.send({"k": "ready"})
-    answers = {"train": worker.train, "average": worker.average, "save": worker.save}
+    answers = {"train": worker.train, "join": worker.join, "average": worker.average, "save": worker.save}
     channel.send({"k": "ask"})
     while True:
         message, waited = channel.receive()

@@ -28,7 +28,7 @@ from trainer.plan_record import PlanRecord
 from trainer.prepare import Prepared
 from trainer.progress import Meter, Output
 from trainer.ring import create_ring
-from trainer.scheduler import Average, Commit, Fill, Phase, Scheduler, Train
+from trainer.scheduler import Average, Commit, Fill, Join, Phase, Scheduler, Train
 from trainer.signals import StopSignals
 from trainer.workers import Worker
 
@@ -100,6 +100,7 @@ class Launcher:
             average_every=self.config.train.average_every,
             save_every=self.config.checkpoint.every,
             schedule=self.config.train.schedule,
+            sync=self.config.train.sync,
         )
         self.samples = 0
         self.committed = prepared.cursor
@@ -196,6 +197,8 @@ class Launcher:
             self.scheduler.copied(worker.name, int(message["slot"]))
         elif kind == "trained":
             self._trained(worker, message)
+        elif kind == "joined":
+            self._idle(worker)
         elif kind == "averaged":
             self.scheduler.averaged(worker.name)
             self._idle(worker)
@@ -247,6 +250,8 @@ class Launcher:
                 self.crew.send(action.worker, {**message, "samples": places})
             elif isinstance(action, Train):
                 self._train(action)
+            elif isinstance(action, Join):
+                self.crew.send(action.worker, {"k": "join", "lr": self._lr(action.batch)})
             elif isinstance(action, Average):
                 for name in self.scheduler.drafters:
                     self.crew.send(name, {"k": "average", "step": action.step})
@@ -258,8 +263,7 @@ class Launcher:
             self.crew.stepping = True
             self.output.stage("stepping", 1, 1, "drafters")
         batch = self.prepared.plan.batch(action.batch)
-        train = self.config.train
-        self.lr = learning_rate(action.batch, self.scheduler.total, train.lr, train.warmup)
+        self.lr = self._lr(action.batch)
         message = {
             "k": "train",
             "slot": action.slot,
@@ -270,6 +274,11 @@ class Launcher:
             "lr": self.lr,
         }
         self.crew.send(action.worker, message)
+
+    def _lr(self, batch: int) -> float:
+        """By batch number; all batches of one step have the same."""
+        train = self.config.train
+        return learning_rate(self.scheduler.step_of(batch)[0], self.scheduler.total, train.lr, train.warmup)
 
     def _commit(self, commit: Commit) -> None:
         for epoch in self._epochs_over(commit.upto):

@@ -6,6 +6,9 @@ b mod D, schedule "fixed"). When all batches of the round are trained, the draft
 stand for exactly the batches below the round's end, which is what a commit and a checkpoint mean. Targets work ahead
 into the next round; no drafter does.
 
+With sync "step" the drafters step together, one batch each: the n-th batch of each is one of the n-th D batches of the
+round, and a drafter joins the others without one where the last step of the run is a short one.
+
     run --(all trained)--> averaging --(all averaged)--> [saving -->] run | ended
 """
 
@@ -62,6 +65,14 @@ class Train:
 
 
 @dataclass(frozen=True)
+class Join:
+    """A drafter takes part in a step for which there is no batch left (sync "step"); `batch`: the step's first one."""
+
+    worker: str
+    batch: int
+
+
+@dataclass(frozen=True)
 class Average:
     """All drafters average; `step` counts the optimiser steps that their weights then stand for."""
 
@@ -77,7 +88,7 @@ class Commit:
     save: bool
 
 
-Action = Fill | Train | Average | Commit
+Action = Fill | Train | Join | Average | Commit
 
 
 @dataclass
@@ -87,7 +98,7 @@ class Scheduler:
     Args:
         drafters: their names, in rank order. slots: how many the ring has.
         cursor: batches done before. step: optimiser steps done before. total: batches of the run.
-        average_every, save_every: in steps. schedule: "ready" or "fixed".
+        average_every, save_every: in steps. schedule: "ready" or "fixed". sync: "average" or "step".
     """
 
     drafters: tuple[str, ...]
@@ -98,6 +109,7 @@ class Scheduler:
     average_every: int
     save_every: int
     schedule: str = "ready"
+    sync: str = "average"
     phase: Phase = Phase.RUN
     stopping: bool = False
     ring: list[SlotRecord] = field(init=False)
@@ -112,6 +124,8 @@ class Scheduler:
         self._begun: dict[int, str] = {}
         self._trained: set[int] = set()
         self._averaged: set[str] = set()
+        #: Steps of this round that each drafter has begun (sync "step").
+        self._steps: dict[str, int] = dict.fromkeys(self.drafters, 0)
         self._saved_step = self.step
         self._round_end = self._end_of_round()
 
@@ -202,7 +216,19 @@ class Scheduler:
     def _shortened(self) -> int:
         """The round's end when nothing new is begun: right behind the last batch that a drafter has begun."""
         begun = [batch + 1 for batch in (*self._begun, *self._trained)]
-        return min(self._round_end, max([*begun, self.cursor]))
+        end = max([*begun, self.cursor])
+        if self.sync == "step":  # a step that one drafter has begun is everybody's
+            end = self.step_of(end - 1)[1] if end > self.cursor else end
+        return min(self._round_end, end)
+
+    def step_of(self, batch: int) -> tuple[int, int]:
+        """First batch of the optimiser step that a batch of this round belongs to, and of the next one.
+
+        With sync "average" each batch is a step of its own.
+        """
+        size = len(self.drafters) if self.sync == "step" else 1
+        first = batch - (batch - self.cursor) % size
+        return first, first + size
 
     # ---- decisions
 
@@ -245,8 +271,13 @@ class Scheduler:
         for worker in list(self._waiting):
             slot = self._ready_for(worker)
             if slot is None:
+                if self._joins(worker):
+                    self._waiting.remove(worker)
+                    actions.append(Join(worker, self._step_range(worker)[0]))
+                    self._steps[worker] += 1
                 continue
             self._waiting.remove(worker)
+            self._steps[worker] += 1
             record = self.ring[slot]
             record.state, record.owner = SlotState.TRAINING, worker
             self._begun[record.batch] = worker
@@ -255,15 +286,33 @@ class Scheduler:
 
     def _ready_for(self, worker: str) -> int | None:
         mine = self.drafters.index(worker)
+        first, end = self._step_range(worker)
         best: tuple[int, int] | None = None
         for slot, record in enumerate(self.ring):
-            if record.state is not SlotState.READY or record.batch >= self._round_end:
+            if record.state is not SlotState.READY or not first <= record.batch < end:
                 continue
             if self.schedule == "fixed" and record.batch % len(self.drafters) != mine:
                 continue
             if best is None or record.batch < best[0]:
                 best = (record.batch, slot)
         return None if best is None else best[1]
+
+    def _step_range(self, worker: str) -> tuple[int, int]:
+        """Batches [first, end) out of which a drafter's next one is."""
+        if self.sync != "step":
+            return self.cursor, self._round_end
+        first = self.cursor + self._steps[worker] * len(self.drafters)
+        return first, min(self._round_end, first + len(self.drafters))
+
+    def _joins(self, worker: str) -> bool:
+        """Whether the next step of a drafter has no batch for it: it is a short one, and others have them all."""
+        first, end = self._step_range(worker)
+        if self.sync != "step" or first >= end:
+            return False
+        if self.schedule == "fixed":
+            mine = self.drafters.index(worker)
+            return all(batch % len(self.drafters) != mine for batch in range(first, end))
+        return all(batch in self._begun or batch in self._trained for batch in range(first, end))
 
     def _turns(self) -> list[Action]:
         """Ends of phases."""
@@ -284,6 +333,7 @@ class Scheduler:
             self.step = self._step_after()
             self.cursor = self._round_end
             self._trained.clear()
+            self._steps = dict.fromkeys(self.drafters, 0)
             last = self.stopping or self.cursor >= self.total
             save = last or self.step - self._saved_step >= self.save_every
             self.phase = Phase.SAVING if save else Phase.RUN
