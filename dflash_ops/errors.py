@@ -24,6 +24,7 @@
     │   ├── TransferError                   sent, but what arrived is not what left
     │   ├── PreflightError         exit 3   the machine or the job is not ready
     │   ├── JobBusy                exit 4   it runs, or its session name is taken
+    │   │   └── LeaseLost                   another supervisor acts on it by now
     │   └── StartError                      the trainer did not come up
     ├── StateError                 exit 6   files in the run folder are damaged or too new
     └── ContractError              exit 6   a message that is not in the agreed form
@@ -165,6 +166,10 @@ class JobBusy(DeployError):
     exit_code = 4
 
 
+class LeaseLost(JobBusy):
+    pass
+
+
 class StartError(DeployError):
     pass
 
@@ -202,6 +207,7 @@ BY_NAME: dict[str, type[DflashError]] = {
         TransferError,
         PreflightError,
         JobBusy,
+        LeaseLost,
         StartError,
         StateError,
         ContractError,

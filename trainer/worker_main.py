@@ -47,6 +47,7 @@ def main(argv: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # blocked while the launcher started us
     os.dup2(1, 2)  # one log a worker
     faulthandler.enable(all_threads=True)
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # "where do you stand?": asked before a hung run is ended
     channel = Channel(arguments.socket, arguments.parent)
     try:
         _work(arguments.role, arguments.name, arguments.life, channel)

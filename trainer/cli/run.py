@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
+import signal
 from pathlib import Path
 
 from trainer.errors import ConfigError, TrainerError, say, write_error_file
@@ -25,6 +27,7 @@ def main(args: argparse.Namespace) -> int:
     from trainer.prepare import gpus_missing, prepare, raise_if_any
     from trainer.signals import StopSignals
 
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # "where do you stand?", as in the workers
     with StopSignals() as signals:
         try:
             if node_args(args).several:
