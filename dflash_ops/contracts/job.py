@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from dflash_ops.contracts.overlay import RemedyTable
+from dflash_ops.contracts.policy import Policy
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -26,6 +29,7 @@ class JobSpec:
     `argv`, `cwd` and values of `env` may hold the placeholders `{attempt}`, `{root}`, `{release}`, `{checkpoints}`.
     `files` are texts written into the attempt's folder before the start (`run.toml`).
     `secret_env` names variables of `env` whose values must never be written down; they travel in `env` only.
+    `policy` = what the supervisor may do; `remedies` = how this trainer does what it would do.
     `progress` is a regular expression with named groups for a foreign trainer, empty for the bundled one.
     """
 
@@ -50,4 +54,6 @@ class JobSpec:
     reason: str = ""
     actor: str = "operator"
     limits: Limits = field(default_factory=Limits)
+    policy: Policy = field(default_factory=Policy)
+    remedies: RemedyTable = field(default_factory=RemedyTable)
     schema: int = 1

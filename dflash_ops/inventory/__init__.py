@@ -1,20 +1,18 @@
 """inventory.toml -> frozen dataclasses; every fault names file, key, line and fix (docs/inventory.md)."""
 
+from dflash_ops.contracts import Budgets, Policy, Way
 from dflash_ops.inventory.find import find_inventory
 from dflash_ops.inventory.loader import InventoryErrors, load
 from dflash_ops.inventory.model import (
     REMEDIES,
     SCHEMA,
     TRAINER_TABLES,
-    Budgets,
     Host,
     Inventory,
     Job,
     LocalHost,
     LxcHost,
     Node,
-    Policy,
-    Remedy,
     SecretEnv,
     SshHost,
     Trainer,
@@ -34,11 +32,11 @@ __all__ = [
     "LxcHost",
     "Node",
     "Policy",
-    "Remedy",
     "SecretEnv",
     "SshHost",
     "Trainer",
     "Venv",
+    "Way",
     "find_inventory",
     "load",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -12,21 +11,12 @@ from pathlib import Path
 from dflash_ops.contracts import Limits
 from dflash_ops.contracts.names import session_fault, session_name, socket_fault
 from dflash_ops.inventory.env import read_env, read_secrets
-from dflash_ops.inventory.model import (
-    Budgets,
-    Host,
-    Job,
-    LocalHost,
-    Node,
-    Policy,
-    did_you_mean,
-)
+from dflash_ops.inventory.model import Host, Job, LocalHost, Node, did_you_mean
 from dflash_ops.inventory.nodes import Over, check_drafters, node_env, node_tables, node_trainer, read_rendezvous
 from dflash_ops.inventory.paths import home, local_path, local_program
+from dflash_ops.inventory.policies import read_policy
 from dflash_ops.inventory.reader import Table
 from dflash_ops.inventory.runs import read_foreign, read_gate, read_venv, read_what_runs
-
-_ALLOW = re.compile(r"[a-z0-9_.*-]+:[a-z0-9_.*-]+")
 
 
 def name_fault(name: str) -> str | None:
@@ -81,7 +71,7 @@ def read_job(name: str, table: Table, hosts: Mapping[str, Host], host_names: Seq
         history_limit=table.integer("history_limit", 50_000, least=100, most=10_000_000),
         source=local_path(table.text("source", example='source = "my_trainer"'), folder),
         limits=_limits(table),
-        policy=_policy(table),
+        policy=read_policy(table, adopted),
         trainer=trainer,
         command=command,
         progress=progress,
@@ -236,7 +226,7 @@ def _socket(table: Table) -> str:
     return socket
 
 
-# -- limits and policy
+# -- limits
 
 
 def _limits(table: Table) -> Limits:
@@ -250,34 +240,3 @@ def _limits(table: Table) -> Limits:
     }
     below.close()
     return Limits(**values)
-
-
-def _policy(table: Table) -> Policy:
-    below = table.table("policy")
-    if below is None:
-        return Policy()
-    mode = below.text("mode", "observe") or "observe"
-    if mode not in ("observe", "act"):
-        below.fault(
-            f"unknown mode {mode!r}{did_you_mean(mode, ('observe', 'act'))}", "mode", 'write "observe" or "act"'
-        )
-    allow = below.texts("allow", example='allow = ["kind:action"]') or ()
-    for index, word in enumerate(allow):
-        if not _ALLOW.fullmatch(word):
-            below.faults.add(
-                f"{word!r} is no kind:action",
-                (*below.path, "allow", index),
-                'write "kind:action", for example "oom:retune"',
-            )
-    budgets = Budgets()
-    if (costs := below.table("budgets")) is not None:
-        budgets = Budgets(
-            attempts_per_hour=costs.integer("attempts_per_hour", 5, least=0, most=60),
-            backoff_s=costs.number("backoff_s", 5.0, most=3600),
-            backoff_cap_s=costs.number("backoff_cap_s", 600.0, most=86_400),
-        )
-        if budgets.backoff_cap_s < budgets.backoff_s:
-            costs.fault("backoff_cap_s is below backoff_s", "backoff_cap_s", f"write {budgets.backoff_s:g} or more")
-        costs.close()
-    below.close()
-    return Policy(mode, allow, budgets)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from dflash_ops.contracts import Limits
+from dflash_ops.contracts import RULES, Action, Limits, Policy, Way
 from dflash_ops.errors import InventoryError, UsageError
 from dflash_ops.inventory.devices import check_roles, parse_devices
 from dflash_ops.inventory.sets import apply_sets
@@ -24,18 +24,9 @@ SCHEMA = 1
 #: Tables of `[jobs.NAME.trainer]` that are passed to the trainer as they are (its own `check` reads their keys).
 TRAINER_TABLES = ("target", "drafter", "data", "train", "loss", "workers", "ring", "checkpoint")
 
-#: Abstract remedies that a playbook may ask for, and what each means; a foreign trainer says how it does them.
+#: Actions that a foreign trainer's `remedies` may say how to do, and what each means (contracts.Action).
 REMEDIES: Mapping[str, str] = MappingProxyType(
-    {
-        "loss.reentrant": "checkpoint the loss with (or without) reentrant autograd",
-        "loss.mode": "compute the loss in the other mode (eager, compiled)",
-        "fresh_cache": "start with an empty compile cache",
-        "allocator.expandable": "let the CUDA allocator use expandable segments",
-        "anchors.smaller": "train fewer anchors a sequence",
-        "workers.processes": "load data in processes instead of threads, or the other way round",
-        "resume.latest": "resume from the newest whole checkpoint",
-        "resume.none": "start from the beginning, checkpoints set aside",
-    }
+    {a.value: rule.text for a, rule in RULES.items() if rule.changes or a is Action.RESTART}
 )
 
 
@@ -88,33 +79,6 @@ class Trainer:
     target_devices: tuple[str, ...]
     drafter_devices: tuple[str, ...]
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Remedy:
-    """How a foreign trainer does one abstract remedy: config keys, environment or arguments to add."""
-
-    set: Mapping[str, Any] = field(default_factory=dict)
-    env: Mapping[str, str] = field(default_factory=dict)
-    args: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Budgets:
-    """What repairs may cost: attempts without progress an hour, and the pause before the second and later ones."""
-
-    attempts_per_hour: int = 5
-    backoff_s: float = 5.0
-    backoff_cap_s: float = 600.0
-
-
-@dataclass(frozen=True)
-class Policy:
-    """`observe` says what it would do, `act` does it; `allow` = grade B actions permitted, each `kind:action`."""
-
-    mode: str = "observe"
-    allow: tuple[str, ...] = ()
-    budgets: Budgets = field(default_factory=Budgets)
 
 
 @dataclass(frozen=True)
@@ -171,7 +135,7 @@ class Job:
     command: tuple[str, ...] | None = None
     progress: str = ""
     finished_rc: tuple[int, ...] = (0,)
-    remedies: Mapping[str, Remedy] = field(default_factory=dict)
+    remedies: Mapping[str, Way] = field(default_factory=dict)
     venv: Venv | None = None
     gate: tuple[str, ...] | None = None
     gate_s: float = 300.0

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from dflash_ops.contracts import ProgressPattern
+from dflash_ops.contracts import ProgressPattern, Way, forbidden
 from dflash_ops.errors import ContractError
 from dflash_ops.inventory.devices import DEVICE_HELP, parse_device, role_faults
 from dflash_ops.inventory.env import read_env
 from dflash_ops.inventory.lines import Path as KeyPath
-from dflash_ops.inventory.model import REMEDIES, TRAINER_TABLES, Remedy, Trainer, Venv, did_you_mean
+from dflash_ops.inventory.model import REMEDIES, TRAINER_TABLES, Trainer, Venv, did_you_mean
 from dflash_ops.inventory.paths import local_path
 from dflash_ops.inventory.reader import Table
 
@@ -112,7 +112,7 @@ def read_devices(table: Table, key: str, *, needed: bool = True) -> tuple[str, .
     return tuple(devices) if whole_list else None
 
 
-def read_foreign(table: Table, has_command: bool) -> tuple[str, tuple[int, ...], Mapping[str, Remedy]]:
+def read_foreign(table: Table, has_command: bool) -> tuple[str, tuple[int, ...], Mapping[str, Way]]:
     """progress, finished_rc and remedies: of a job's own command only."""
     progress = table.text("progress", example="progress = 'step (?P<step>\\d+)/(?P<total>\\d+)'") or ""
     if progress:
@@ -167,40 +167,36 @@ def read_gate(table: Table) -> tuple[str, ...] | None:
     return gate
 
 
-def _remedies(table: Table) -> Mapping[str, Remedy]:
-    below = table.table("remedies", example='remedies = { "resume.latest" = { args = ["--resume"] } }')
-    found: dict[str, Remedy] = {}
-    for name, values in _flat_remedies(below.values if below is not None else {}).items():
+def _remedies(table: Table) -> Mapping[str, Way]:
+    below = table.table("remedies", example='remedies = { restart = { args = ["--resume"] } }')
+    found: dict[str, Way] = {}
+    for name in below.values if below is not None else ():
         assert below is not None
-        head = name.split(".")[0]
-        below.asked[head] = below.asked[name] = None
-        at = name if name in below.values else head
+        below.asked[name] = None
         if name not in REMEDIES:
             near = did_you_mean(name, list(REMEDIES))
-            below.fault(f"unknown remedy {name!r}{near}", at, f"use one of: {', '.join(REMEDIES)}")
+            below.fault(f"unknown remedy {name!r}{near}", name, f"use one of: {', '.join(REMEDIES)}")
             continue
-        if not isinstance(values, dict) or not values:
-            below.fault(f"remedy {name} says nothing", at, "write { set = {...} }, { env = {...} } or { args = [...] }")
+        one = below.table(name, example=f'{name} = {{ args = ["--resume"] }}')
+        if one is None:
             continue
-        path = (*below.path, name) if name in below.values else (*below.path, *name.split("."))
-        one = Table(table.faults, path, values)
+        if not one.values:
+            below.fault(f"remedy {name} says nothing", name, "write one of set, env and args, as { args = [...] }")
+            continue
         settings = one.table("set", example='set = { "loss.mode" = "eager" }')
-        found[name] = Remedy(
+        found[name] = Way(
             set=dict(settings.values) if settings is not None else {},
-            env=read_env(one, "env"),
+            env=dict(read_env(one, "env")),
             args=one.texts("args", example='args = ["--resume"]') or (),
         )
         one.close()
+        _no_forbidden(below, name, found[name])
     return MappingProxyType(found)
 
 
-def _flat_remedies(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`loss.mode = {...}` (a table in a table) means the same as `"loss.mode" = {...}`."""
-    flat: dict[str, Any] = {}
-    words = {"set", "env", "args"}
-    for name, value in values.items():
-        if name not in REMEDIES and isinstance(value, dict) and value and not words & set(value):
-            flat.update({f"{name}.{below}": inner for below, inner in value.items()})
-        else:
-            flat[name] = value
-    return flat
+def _no_forbidden(table: Table, name: str, way: Way) -> None:
+    """Nothing that no supervisor may do (contracts.FORBIDDEN) hides in a remedy."""
+    words = [*way.args, *(f"{k}={v}" for k, v in {**way.env, **way.set}.items())]
+    for word in words:
+        if (bad := forbidden(word)) is not None:
+            table.fault(f"remedy {name} would have {bad!r} run, which is never done by itself", name, "do that by hand")

@@ -90,7 +90,7 @@ every = 100
 # root = ".dflash/other"
 # command = ["python3", "train.py", "--out", "{{checkpoints}}"]
 # progress = 'step (?P<step>\\d+)/(?P<total>\\d+) loss (?P<loss>[0-9.]+)'
-# remedies = {{ "resume.latest" = {{ args = ["--resume"] }} }}
+# remedies = {{ restart = {{ args = ["--resume"] }} }}
 """
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dflash_ops.contracts import Action
 from dflash_ops.errors import ContractError
 from dflash_ops.triage.playbook import GRADES, ID, ROLES, WHERE, Kind, Signature, compile_playbooks
 from dflash_ops.triage.predicates import PREDICATES
@@ -18,38 +19,8 @@ _old = sys.version_info < (3, 11)
 _c: Any = importlib.import_module("sre_constants" if _old else "re._constants")
 _p: Any = importlib.import_module("sre_parse" if _old else "re._parser")
 
-ACTIONS = frozenset(
-    [
-        "tell",
-        "restart",
-        "resume_latest",
-        "resume_earlier",
-        "fresh_start_aside",
-        "wait_memory",
-        "wait_disk",
-        "wait_network",
-        "wait_lock",
-        "new_port",
-        "raise_nofile",
-        "fresh_compile_cache",
-        "loss_reentrant",
-        "loss_nonreentrant",
-        "loss_fused",
-        "workers_processes",
-        "compile_lock",
-        "env_change",
-        "smaller_anchors",
-        "exclude_device",
-        "rollback_release",
-        "undo_overlay",
-        "adopt_session",
-        "redeploy",
-        "start_container",
-        "quarantine_sample",
-        "disable_tracker",
-        "hold",
-    ]
-)
+#: Words that a remedy may name: contracts.Action, and nothing beside it.
+ACTIONS = frozenset(action.value for action in Action)
 _KIND_KEYS = frozenset(
     [
         "id",

@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 
 from dflash_ops.contracts import (
+    Decision,
     ErrorInfo,
     ExitRecord,
+    Finding,
     JobSpec,
+    Ledger,
+    Overlay,
     Progress,
     Release,
     Snapshot,
@@ -36,6 +40,11 @@ DOC = Path(__file__).parent.parent.parent / "docs" / "contracts.md"
 
 RECORDS: dict[str, type[Any]] = {
     "job.json": JobSpec,
+    "job_policy.json": JobSpec,
+    "overlay.json": Overlay,
+    "decision.json": Decision,
+    "ledger.json": Ledger,
+    "finding.json": Finding,
     "start.json": StartRecord,
     "exit.json": ExitRecord,
     "stop.json": StopRecord,

@@ -39,7 +39,7 @@ grace_s = 300
 history_limit = 1000
 source = "code"
 limits = { step_s = 10 }
-policy = { mode = "act", allow = ["oom:retune"], budgets = { attempts_per_hour = 2 } }
+policy = { mode = "act", allow = ["cuda_oom:smaller_anchors"], budgets = { attempts_per_hour = 2 } }
 
 [jobs.train.trainer]
 target_devices = [0, 1, "2-4"]
@@ -55,8 +55,8 @@ command = ["python3", "train.py", "--out", "{checkpoints}"]
 progress = 'step (?P<step>\\d+)'
 finished_rc = [0, 7]
 [jobs.other.remedies]
-"loss.mode" = { set = { "loss.mode" = "eager" } }
-resume.latest = { args = ["--resume"], env = { R = "1" } }
+loss_fused = { set = { "loss.mode" = "eager" } }
+restart = { args = ["--resume"], env = { R = "1" } }
 """
 
 HOST = '[hosts.here]\nkind = "local"\n'
@@ -258,16 +258,46 @@ CASES: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
         [("jobs.a.finished_rc", "own command", "remove it")],
     ),
     "unknown remedy": (
-        HOST + JOB + RUNS + '[jobs.a.remedies]\n"resume.last" = { args = ["-r"] } #!\n',
-        [('jobs.a.remedies."resume.last"', "did you mean 'resume.latest'?", "loss.reentrant, loss.mode")],
+        HOST + JOB + RUNS + '[jobs.a.remedies]\nrestarts = { args = ["-r"] } #!\n',
+        [("jobs.a.remedies.restarts", "did you mean 'restart'?", "restart, new_port")],
     ),
     "remedy that says nothing": (
-        HOST + JOB + RUNS + "remedies.fresh_cache = {} #!\n",
-        [("jobs.a.remedies.fresh_cache", "says nothing", "args")],
+        HOST + JOB + RUNS + "remedies.loss_fused = {} #!\n",
+        [("jobs.a.remedies.loss_fused", "says nothing", "args")],
     ),
     "remedy with an unknown way": (
-        HOST + JOB + RUNS + '[jobs.a.remedies.resume]\nlatest = { args = ["-r"], arg = 1 } #!\n',
-        [("jobs.a.remedies.resume.latest.arg", "unknown key", "`args`")],
+        HOST + JOB + RUNS + '[jobs.a.remedies]\nrestart = { args = ["-r"], arg = 1 } #!\n',
+        [("jobs.a.remedies.restart.arg", "unknown key", "`args`")],
+    ),
+    "remedy that is no table": (
+        HOST + JOB + RUNS + "remedies.restart = 3 #!\n",
+        [("jobs.a.remedies.restart", "must be a table", "args")],
+    ),
+    "remedy that hides what is never done by itself": (
+        HOST + JOB + RUNS + '[jobs.a.remedies]\nloss_fused = { args = ["--trust_remote_code"] } #!\n',
+        [("jobs.a.remedies.loss_fused", "never done by itself", "by hand")],
+    ),
+    "ladders": (
+        HOST + JOB + RUNS + "[jobs.a.policy]\n"
+        'quiet = ["Loss spike"] #!\n'
+        "[jobs.a.policy.ladders]\n"
+        'cuda_oom = ["wait_memory", "smaller_anchor"] #!\n'
+        'fx_dynamo_conflict = ["loss_reentrant"] #!\n'
+        '"What?" = ["restart"] #!\n'
+        '0123456789abcdef = ["loss_reentrant"]\n',
+        [
+            ("jobs.a.policy.quiet[0]", "is no kind", "playbooks list"),
+            ("jobs.a.policy.ladders.cuda_oom[1]", "did you mean 'smaller_anchors'?", "docs/supervise.md"),
+            ("jobs.a.policy.ladders.fx_dynamo_conflict[0]", "grade B", "fx_dynamo_conflict:loss_reentrant"),
+            ('jobs.a.policy.ladders."What?"', "no kind and no fingerprint", "16 hex digits"),
+        ],
+    ),
+    "allow": (
+        HOST + JOB + RUNS + '[jobs.a.policy]\nallow = ["*:restart", "cuda_oom:explode"] #!\n',
+        [
+            ("jobs.a.policy.allow[0]", "no kind:action", "kind:action"),
+            ("jobs.a.policy.allow[1]", "no action 'explode'", "docs/supervise.md"),
+        ],
     ),
     "environment": (
         HOST + JOB + RUNS + '[jobs.a.env]\nA = 1 #!\n"B C" = "x" #!\nD = true #!\n',
@@ -334,11 +364,11 @@ CASES: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
     ),
     "policy": (
         HOST + JOB + RUNS + "[jobs.a.policy]\nmode = 'acts' #!\nallow = ['restart'] #!\n"
-        "budgets = { attempts_per_hour = 61, backoff_s = 0, backoff_cap_s = 1 } #!\n",
+        "budgets = { attempts_per_hour = 6, backoff_s = 0, backoff_cap_s = 1 } #!\n",
         [
             ("jobs.a.policy.mode", "did you mean 'act'?", '"observe" or "act"'),
             ("jobs.a.policy.allow[0]", "no kind:action", "kind:action"),
-            ("jobs.a.policy.budgets.attempts_per_hour", "between 0 and 60", "5"),
+            ("jobs.a.policy.budgets.attempts_per_hour", "between 0 and 5", "5"),
             ("jobs.a.policy.budgets.backoff_s", "above 0", "5"),
             ("jobs.a.policy.budgets.backoff_cap_s", "below backoff_s", "or more"),
         ],

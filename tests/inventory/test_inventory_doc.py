@@ -19,10 +19,10 @@ from dflash_ops.inventory import (
     LocalHost,
     LxcHost,
     Policy,
-    Remedy,
     SshHost,
     Trainer,
     Venv,
+    Way,
     load,
 )
 
@@ -65,7 +65,7 @@ SECTIONS = {
     "Limits": names(Limits),
     "Policy": names(Policy),
     "Budgets": names(Budgets),
-    "Remedy": names(Remedy),
+    "Remedy": names(Way) - {"scale"},
 }
 
 
@@ -103,7 +103,7 @@ command = ["true"]
 limits = { zzz = 1 }
 venv = { lock = "l", zzz = 1 }
 policy = { zzz = 1, budgets = { zzz = 1 } }
-remedies = { fresh_cache = { zzz = 1 } }
+remedies = { fresh_compile_cache = { zzz = 1 } }
 [jobs.c]
 root = "c"
 [jobs.c.trainer]
@@ -125,7 +125,7 @@ AT = {
     "jobs.b.venv.zzz": "Venv",
     "jobs.b.policy.zzz": "Policy",
     "jobs.b.policy.budgets.zzz": "Budgets",
-    "jobs.b.remedies.fresh_cache.zzz": "Remedy",
+    "jobs.b.remedies.fresh_compile_cache.zzz": "Remedy",
     "jobs.c.nodes[0].zzz": "Nodes",
 }
 
@@ -162,10 +162,10 @@ def test_remedies() -> None:
 def test_the_forms_of_remedies_on_the_page_load(tmp_path: Path) -> None:
     text = '[hosts.h]\nkind = "local"\n[jobs.a]\nhost = "h"\nroot = "a"\ncommand = ["true"]\n'
     path = tmp_path / "i.toml"
-    path.write_text(text + 'remedies = { "resume.latest" = { args = ["--resume"] } }\n')
+    path.write_text(text + 'remedies = { restart = { args = ["--resume"] } }\n')
     first = load(path).job().remedies
-    path.write_text(text + '[jobs.a.remedies]\nresume.latest = { args = ["--resume"] }\n')
+    path.write_text(text + '[jobs.a.remedies]\nrestart = { args = ["--resume"] }\n')
     assert load(path).job().remedies == first
-    path.write_text(text + 'remedies = { resume.newest = { args = ["--resume"] } }\n')
-    with pytest.raises(InventoryError, match=r"unknown remedy 'resume\.newest'"):
+    path.write_text(text + 'remedies = { restarts = { args = ["--resume"] } }\n')
+    with pytest.raises(InventoryError, match=r"unknown remedy 'restarts'"):
         load(path)

@@ -54,7 +54,11 @@ def test_job_of_the_trainer(full: Inventory, tmp_path: Path) -> None:
     assert job.secret_env == (SecretEnv("HF_TOKEN"), SecretEnv("KEY", str(tmp_path / "secrets/key")))
     assert job.source == str(tmp_path / "code")
     assert (job.limits.step_s, job.limits.loading_s) == (10.0, 1800.0)
-    assert (job.policy.mode, job.policy.allow, job.policy.budgets.attempts_per_hour) == ("act", ("oom:retune",), 2)
+    assert (job.policy.mode, job.policy.allow, job.policy.budgets.attempts_per_hour) == (
+        "act",
+        ("cuda_oom:smaller_anchors",),
+        2,
+    )
     assert job.trainer is not None
     assert job.trainer.target_devices == ("cuda:0", "cuda:1", "cuda:2", "cuda:3", "cuda:4")
     assert job.trainer.drafter_devices == ("cuda:5", "cuda:6", "cuda:7")
@@ -73,9 +77,9 @@ def test_job_with_its_own_command(full: Inventory, tmp_path: Path) -> None:
     assert job.session == "dflash-other"
     assert job.interpreter == "python3"
     assert job.finished_rc == (0, 7)
-    assert job.remedies["loss.mode"].set == {"loss.mode": "eager"}
-    assert job.remedies["resume.latest"].args == ("--resume",)
-    assert job.remedies["resume.latest"].env == {"R": "1"}
+    assert job.remedies["loss_fused"].set == {"loss.mode": "eager"}
+    assert job.remedies["restart"].args == ("--resume",)
+    assert job.remedies["restart"].env == {"R": "1"}
 
 
 def test_paths_are_relative_to_the_inventory_and_links_stay_links(
