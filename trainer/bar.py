@@ -47,9 +47,11 @@ class Bar:
         if self._clock() - self._shown >= every or done == self._total:
             self._show(text)
 
-    def start(self) -> None:
-        """The work itself begins now: what came before (loading) does not count for the rate."""
+    def start(self, done: int | None = None) -> None:
+        """The work itself begins now: what came before (loading; `done` units) does not count for the rate."""
         self._start = self._clock()
+        if done is not None:
+            self._first = self._done = done
 
     def close(self) -> None:
         """Ends the line on a terminal, so that what follows does not overwrite it."""

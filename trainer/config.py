@@ -120,6 +120,14 @@ class RingConfig:
 
 
 @dataclass(frozen=True)
+class FeaturesConfig:
+    """[features]"""
+
+    path: str | None = key(None, doc="folder written by `features`; read in place of targets when there are none")
+    readers: int = key(1, doc="processes that read it", least=1)
+
+
+@dataclass(frozen=True)
 class CheckpointConfig:
     """[checkpoint]"""
 
@@ -138,6 +146,7 @@ class RunConfig:
     loss: LossConfig
     workers: WorkersConfig
     ring: RingConfig
+    features: FeaturesConfig
     checkpoint: CheckpointConfig
 
     @property
@@ -155,9 +164,15 @@ class RunConfig:
         return self.train.epochs or (None if self.train.steps is not None else DEFAULT_EPOCHS)
 
     @property
+    def readers(self) -> int:
+        """Processes that read features from disk: only where there are no targets."""
+        return 0 if self.workers.target_devices else self.features.readers
+
+    @property
     def slots(self) -> int:
         """Ring slots: two for each worker if not given, so that nobody waits for a copy."""
-        return self.ring.slots or 2 * (len(self.workers.target_devices) + len(self.workers.drafter_devices))
+        producers = len(self.workers.target_devices) + self.readers
+        return self.ring.slots or 2 * (producers + len(self.workers.drafter_devices))
 
     @property
     def gamma(self) -> float:
@@ -188,12 +203,19 @@ TABLES: dict[str, type[Any]] = {
     "loss": LossConfig,
     "workers": WorkersConfig,
     "ring": RingConfig,
+    "features": FeaturesConfig,
     "checkpoint": CheckpointConfig,
 }
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(
+    path: str | Path, overrides: Sequence[str] = (), *, targets: int | None = None, drafters: int | None = None
+) -> RunConfig:
     """Reads run.toml or run.json (by the name's end) and applies `--set table.key=value` overrides.
+
+    Args:
+        path: the file. overrides: `table.key=value` texts.
+        targets, drafters: keep only so many devices of the lists, from their front.
 
     Raises:
         ConfigErrors: with every fault found.
@@ -203,6 +225,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     errors: list[ConfigError] = []
     for override in overrides:
         _override(raw, override, errors)
+    for option, role, count in (("--targets", "target_devices", targets), ("--drafters", "drafter_devices", drafters)):
+        if count is not None:
+            _keep(raw, option, role, count, errors)
     return parse_config(raw, str(file), errors)
 
 
@@ -268,6 +293,19 @@ def _override(raw: dict[str, Any], override: str, errors: list[ConfigError]) -> 
     inner = raw.setdefault(table, {})
     if isinstance(inner, dict):
         inner[entry] = value
+
+
+def _keep(raw: dict[str, Any], option: str, role: str, count: int, errors: list[ConfigError]) -> None:
+    """The first `count` devices of a list; it must have as many."""
+    workers = raw.setdefault("workers", {})
+    devices = workers.get(role, ["cpu"]) if isinstance(workers, dict) else None
+    if not isinstance(devices, list):
+        return  # told by the table itself
+    if not 0 <= count <= len(devices):
+        errors.append(
+            ConfigError(f"{option} {count}: workers.{role} names {len(devices)}", option, f"0 to {len(devices)}")
+        )
+    workers[role] = devices[: max(0, count)]
 
 
 def _unknown(names: Sequence[str], known: Sequence[str], noun: str, where: str, errors: list[ConfigError]) -> None:
@@ -350,8 +388,12 @@ def _contradictions(config: RunConfig, where: str, errors: list[ConfigError]) ->
         errors.append(ConfigError(what, f"{where}: {spot}", fix))
 
     data, drafter, workers, train = config.data, config.drafter, config.workers, config.train
-    if not workers.target_devices:
-        fault("there are 0 targets", "workers.target_devices", "name at least one device, for example [0]")
+    if not workers.target_devices and config.features.path is None:
+        fault(
+            "there are 0 targets",
+            "workers.target_devices",
+            "name at least one device, for example [0], or features.path to train from features on disk",
+        )
     if not workers.drafter_devices:
         fault("there are 0 drafters", "workers.drafter_devices", "name at least one device, for example [1]")
     gpus = [d for d in workers.target_devices + workers.drafter_devices if d != "cpu"]

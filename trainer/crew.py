@@ -30,7 +30,8 @@ class Crew:
     Args:
         config: devices, threads, restarts, deadline. attempt: folder for logs and errors. ring: its descriptor.
         output: for events and the workers' own lines. setup: a worker's first message.
-        told: called with every later message. lost: called once when a target is found dead.
+        told: called with every later message. lost: called once when a target or reader is found dead.
+        readers: how many read features from disk, in place of targets.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Crew:
         setup: Callable[[Worker], Message],
         told: Callable[[Worker, Message], None],
         lost: Callable[[Worker], None],
+        readers: int = 0,
     ) -> None:
         self.config = config
         self.attempt = attempt
@@ -50,7 +52,8 @@ class Crew:
         self.output = output
         self._setup, self._told, self._on_lost = setup, told, lost
         self.workers: dict[str, Worker] = {}
-        for role, devices in (("target", config.target_devices), ("drafter", config.drafter_devices)):
+        roles = (("target", config.target_devices), ("reader", ("cpu",) * readers), ("drafter", config.drafter_devices))
+        for role, devices in roles:
             for rank, device in enumerate(devices):
                 self.workers[f"{role}{rank}"] = Worker(f"{role}{rank}", role, rank, device)
         self.selector = selectors.DefaultSelector()
@@ -147,7 +150,7 @@ class Crew:
             worker.disconnect()
         if worker.lost_at is None:
             worker.lost_at = time.monotonic()
-            if worker.role == "target":
+            if worker.role != "drafter":
                 self._on_lost(worker)
 
     def tick(self) -> None:
@@ -183,7 +186,7 @@ class Crew:
         if not error_file.exists():  # killed from outside: nobody else will say it
             write_error_file(error_file, TrainerError(worker.fault_text()))
         hopeless = worker.fault is not None and worker.fault.get("known") and worker.fault.get("code") != 1
-        if worker.role == "target" and not hopeless and worker.life < self.config.restarts:
+        if worker.role != "drafter" and not hopeless and worker.life < self.config.restarts:
             worker.life += 1
             worker.start(self.attempt, self._address, self.config.threads)
             self.output.event("worker_start", worker=worker.name, life=worker.life)

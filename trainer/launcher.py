@@ -90,6 +90,7 @@ class Launcher:
             setup=self._setup,
             told=self._told,
             lost=self._target_lost,
+            readers=self.config.readers,
         )
         self.scheduler = Scheduler(
             drafters=tuple(w.name for w in self.crew.workers.values() if w.role == "drafter"),
@@ -211,7 +212,7 @@ class Launcher:
 
     def _idle(self, worker: Worker) -> None:
         worker.idle()
-        if worker.role == "target":
+        if worker.role != "drafter":
             self.scheduler.target_asks(worker.name)
         else:
             self.scheduler.drafter_asks(worker.name)

@@ -17,6 +17,7 @@ from trainer.config import RunConfig
 from trainer.data import DataIndex, scan
 from trainer.drafter_config import DrafterConfig
 from trainer.errors import ConfigError, ConfigErrors, DataError
+from trainer.features import check_features, identity_of
 from trainer.plan import Base, Plan
 from trainer.ring import ITEM_BYTES, RingLayout
 
@@ -223,6 +224,8 @@ def prepare(config: RunConfig, checkpoints: Path | None, resume: str, *, in_part
             f"{config.data.path} against {chosen.path}",
             "put the old data back, or begin anew in another checkpoints folder (deploy --fresh does)",
         )
+    if config.readers and index.whole:
+        check_features(Path(config.features.path or ""), identity_of(target, drafter, index, config))
     notes = _notes(config, index, chosen)
     base, replanned = (Base(), None) if chosen is None else _base(config, index, target, chosen)
     if replanned is not None:
@@ -247,6 +250,10 @@ def _size(path: str) -> int:
 
 def _notes(config: RunConfig, index: DataIndex, chosen: Checkpoint | None) -> list[str]:
     notes = []
+    if config.features.path is not None:
+        source = "targets compute" if not config.readers else f"{config.readers} readers take"
+        where = f" from {config.features.path}" if config.readers else f": {config.features.path} is not read"
+        notes.append(f"{source} the features{where}")
     every, average = config.checkpoint.every, config.train.average_every
     if every % average:
         later = -(-every // average) * average
@@ -348,6 +355,7 @@ def needs(prepared: Prepared) -> dict[str, Any]:
         "drafter_parameters": parameters,
         "devices": sorted({*config.workers.target_devices, *config.workers.drafter_devices}),
         "targets": len(config.workers.target_devices),
+        "readers": config.readers,
         "drafters": len(config.workers.drafter_devices),
     }
 

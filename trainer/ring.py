@@ -120,6 +120,14 @@ def _refused(layout: RingLayout, folder: str, error: OSError) -> ConfigError:
     )
 
 
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The very memory of a contiguous CPU tensor, of any dtype."""
+    import torch
+
+    raw: Any = tensor.view(torch.uint8).numpy()
+    return memoryview(raw).cast("B")
+
+
 @dataclass(frozen=True)
 class Slot:
     """Views into one slot for one batch shape; writing to them is writing to the ring."""

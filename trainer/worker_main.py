@@ -35,7 +35,7 @@ def die_with(parent: int) -> None:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="trainer.worker_main")
-    parser.add_argument("role", choices=("target", "drafter"))
+    parser.add_argument("role", choices=("target", "reader", "drafter"))
     parser.add_argument("name")
     parser.add_argument("life", type=int)
     parser.add_argument("socket")
@@ -70,6 +70,10 @@ def _work(role: str, name: str, life: int, channel: Channel) -> None:
         from trainer.target_worker import run_target
 
         run_target(channel, setup)
+    elif role == "reader":
+        from trainer.feature_reader import run_reader
+
+        run_reader(channel, setup)
     else:
         from trainer.drafter_worker import run_drafter
 

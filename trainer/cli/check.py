@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from trainer.cli.run import device_arguments
 from trainer.errors import TrainerError, each_error
 
 
@@ -17,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], dest="overrides", metavar="table.key=value", help="override one key"
     )
+    device_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -26,7 +28,7 @@ def main(args: argparse.Namespace) -> int:
     errors: list[TrainerError] = []
     out: dict[str, Any] = {"ok": False, "errors": [], "needs": None, "total_steps": None, "from_step": None}
     try:
-        config = load_config(args.config, args.overrides)
+        config = load_config(args.config, args.overrides, targets=args.targets, drafters=args.drafters)
         errors += gpus_missing(config)
         prepared = prepare(config, args.checkpoints, args.resume, in_part=True)
         out["needs"] = needs(prepared)

@@ -20,6 +20,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], dest="overrides", metavar="table.key=value", help="override one key"
     )
     add_node_arguments(parser)
+    device_arguments(parser)
+
+
+def device_arguments(parser: argparse.ArgumentParser) -> None:
+    """--targets and --drafters, the same for `run` and `check`."""
+    parser.add_argument(
+        "--targets", type=int, default=None, metavar="N", help="only the first N target devices; 0: train from features"
+    )
+    parser.add_argument("--drafters", type=int, default=None, metavar="N", help="only the first N drafter devices")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -32,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
         try:
             if node_args(args).several:
                 raise ConfigError("this release trains on one machine only", "--nnodes", "start it with --nnodes 1")
-            config = load_config(args.config, args.overrides)
+            config = load_config(args.config, args.overrides, targets=args.targets, drafters=args.drafters)
             raise_if_any(gpus_missing(config))
             prepared = prepare(config, args.checkpoints, args.resume)
             from trainer.launcher import launch
