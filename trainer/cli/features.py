@@ -42,6 +42,8 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError(f"--shard-mib {args.shard_mib:g} is out of range", "--shard-mib", "above 0, below 2**20")
     if args.verify:
         return _verify(out)
+    if not config.workers.target_devices:
+        raise ConfigError("there are 0 targets to compute features", "workers.target_devices", "name a device")
     with StopSignals() as signals:
         raise_if_any(gpus_missing(config))
         prepared = prepare(replace(config, features=replace(config.features, path=None)), None, "none")
