@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from dflash_ops.collect.files import Found, chunks
-from dflash_ops.collect.playbooks import load_documents
+from dflash_ops.playbooks import load_documents
 from dflash_ops.triage import Source, Triage
 
 CRASH = """\

@@ -7,8 +7,8 @@ from typing import Any
 
 import typer
 
-from dflash_ops.collect.playbooks import load_documents, load_file
 from dflash_ops.errors import DflashError, UsageError
+from dflash_ops.playbooks import load_documents, load_file
 from dflash_ops.triage import Triage, compile_playbooks
 from dflash_ops.triage.examples import check, examples
 from dflash_ops.triage.lint import lint as find_faults

@@ -11,9 +11,9 @@ import typer
 
 from dflash_ops.cli.common import InventoryOption
 from dflash_ops.collect.files import ReadError, chunks, expand
-from dflash_ops.collect.playbooks import load_documents
 from dflash_ops.contracts.diagnosis import Diagnosis
 from dflash_ops.errors import DflashError, UsageError
+from dflash_ops.playbooks import load_documents
 from dflash_ops.triage import Source, Triage
 
 

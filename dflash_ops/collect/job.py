@@ -10,11 +10,11 @@ from pathlib import Path
 
 from dflash_ops.client import JobClient
 from dflash_ops.collect import kernel
-from dflash_ops.collect.playbooks import load_documents
 from dflash_ops.contracts.diagnosis import Diagnosis
 from dflash_ops.contracts.evidence import Evidence, Part
 from dflash_ops.errors import InventoryError
 from dflash_ops.inventory import Inventory, Job, LxcHost
+from dflash_ops.playbooks import load_documents
 from dflash_ops.triage import Triage
 from dflash_ops.triage.attempt import diagnose_attempt
 

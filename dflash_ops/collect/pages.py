@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dflash_ops.collect.playbooks import load_documents
+from dflash_ops.playbooks import load_documents
 from dflash_ops.triage.playbook import Kind, Signature, compile_playbooks
 
 _NOTE = (

@@ -5,16 +5,22 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import io
+import json
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import dflash_ops
 from dflash_ops.errors import ReleaseError
+from dflash_ops.playbooks import load_documents
 
 #: Parts of dflash_ops that run in the container (the import contracts keep them free of all others).
 PARTS = ("__init__.py", "errors.py", "contracts", "supervise", "triage", "resident")
+
+#: The bundled playbooks as JSON: Python 3.10 reads no TOML. Examples are for tests and pages.
+PLAYBOOKS = "dflash_ops/resident/playbooks.json"
 
 MAIN = b"""\
 import os, sys
@@ -44,7 +50,7 @@ def build_resident(dest: Path) -> str:
 
 def resident_bytes() -> bytes:
     """The zipapp itself: sorted entries, fixed times and modes, so that equal content is equal bytes."""
-    entries = {"__main__.py": MAIN, **dict(_own()), **dict(_libtmux())}
+    entries = {"__main__.py": MAIN, PLAYBOOKS: playbooks_bytes(), **dict(_own()), **dict(_libtmux())}
     raw = io.BytesIO()
     with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name in sorted(entries):
@@ -54,6 +60,15 @@ def resident_bytes() -> bytes:
             info.external_attr = 0o644 << 16
             archive.writestr(info, entries[name])
     return b"#!/usr/bin/env python3\n" + raw.getvalue()
+
+
+def playbooks_bytes(documents: Sequence[Mapping[str, Any]] | None = None) -> bytes:
+    """Playbooks (the bundled ones, or `documents`) as the resident reads them."""
+    kept = []
+    for document in load_documents() if documents is None else documents:
+        kinds = [{k: v for k, v in kind.items() if k != "example"} for kind in document.get("kind", ())]
+        kept.append({**document, "kind": kinds, "_file": Path(str(document.get("_file", ""))).name})
+    return json.dumps(kept, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _own() -> Iterator[tuple[str, bytes]]:

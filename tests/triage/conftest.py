@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from dflash_ops.collect.playbooks import load_documents
 from dflash_ops.contracts.diagnosis import Diagnosis
+from dflash_ops.playbooks import load_documents
 from dflash_ops.triage import Source, Triage
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_ops.collect.playbooks import load_documents
+from dflash_ops.playbooks import load_documents
 from dflash_ops.triage import Source, Triage, compile_playbooks
 
 SIGNATURES = compile_playbooks(load_documents()).signatures

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dflash_ops.collect.pages import differences, main, pages
-from dflash_ops.collect.playbooks import load_documents
+from dflash_ops.playbooks import load_documents
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "kinds"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_ops.collect.playbooks import load_documents
+from dflash_ops.playbooks import load_documents
 from dflash_ops.triage import Triage
 from dflash_ops.triage.examples import check, examples
 

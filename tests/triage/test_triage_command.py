@@ -195,7 +195,7 @@ def test_playbooks_list_show_lint_and_test(tmp_path: Path) -> None:
 def test_the_decoded_form_is_kept_and_made_anew_when_a_file_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dflash_ops.collect.playbooks import load_documents
+    from dflash_ops.playbooks import load_documents
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = tmp_path / "own"

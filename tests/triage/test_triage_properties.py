@@ -8,7 +8,7 @@ import re
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dflash_ops.collect.playbooks import load_documents
+from dflash_ops.playbooks import load_documents
 from dflash_ops.triage import Source, Triage
 from dflash_ops.triage.examples import examples
 from dflash_ops.triage.fingerprint import normalise
