@@ -46,6 +46,7 @@ COMMANDS: dict[str, Entry] = {
     "releases": Entry("releases", "List a job's releases: which is current, which ran in which attempt."),
     "rollback": Entry("rollback", "Back to a release that ran before, with its config, from the newest checkpoint."),
     "adopt": Entry("adopt", "Watch a tmux session that dflash-ops did not start."),
+    "enable": Entry("enable", "Watch a job again after its machine has booted (systemd or cron)."),
     "attach": Entry("attach", "Open the job's tmux session in this terminal."),
     "triage": Entry("triage", "Name the cause of a crash from logs, a pane, standard input or a job."),
     "playbooks": Entry("playbooks", "The kinds of failure: list, show, lint, test."),

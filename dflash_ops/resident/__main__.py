@@ -34,6 +34,8 @@ COMMANDS = {
     "adopted-logs": ("adopted", "logs_main", "its pane's output, raw"),
     "adopted-stop": ("adopted", "stop_main", "TERM to its trainer, never KILL"),
     "aside": ("aside", "main", "move the checkpoints aside, whole"),
+    "enable": ("enable", "main", "have the machine start the resident at boot"),
+    "boot": ("enable", "boot_main", "what the machine calls at boot"),
     "preflight": ("preflight", "main", "is the machine ready for the job"),
 }
 

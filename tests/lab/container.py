@@ -78,6 +78,7 @@ class Container:
         for name in ("bin", "sbin", "lib", "lib64"):
             if Path("/", name).is_symlink():
                 (rootfs / name).symlink_to(f"usr/{name}")
+        (rootfs / "var/run").symlink_to("/run")
         etc = {
             "passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
             "group": "root:x:0:\ntty:x:5:\nnogroup:x:65534:\n",
@@ -85,7 +86,9 @@ class Container:
             "hosts": f"127.0.0.1 localhost ct{self.id}\n",
             "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
             "resolv.conf": "",
+            "pam.d/cron": "".join(f"{what} required pam_permit.so\n" for what in ("auth", "account", "session")),
         }
+        (rootfs / "etc/pam.d").mkdir()
         for name, text in etc.items():
             (rootfs / "etc" / name).write_text(text)
         # the dynamic linker's cache, and what awk and the like point to
