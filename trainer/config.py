@@ -26,6 +26,7 @@ ATTENTION = ("auto", "sdpa", "flex")
 DTYPES = ("auto", "float32", "bfloat16")
 SCHEDULES = ("ready", "fixed")
 SYNCS = ("average", "step")
+TURNS = ("all", "last")
 
 
 def key(default: Any = dataclasses.MISSING, *, doc: str, **rule: Any) -> Any:
@@ -63,11 +64,16 @@ class DrafterTable:
 class DataConfig:
     """[data]"""
 
-    path: str = key(doc="JSONL file of tokenised samples")
+    path: str = key(doc="JSONL file of conversations, or of tokenised samples")
     max_length: int = key(3072, doc="longer samples are cut here, in tokens", least=2)
     buckets: tuple[int, ...] = key([], doc="padded lengths, ascending, the last one max_length", least=2)
     batch_size: int = key(4, doc="sequences of a batch", least=1)
     max_bad_lines: int = key(0, doc="bad lines that are skipped; one more and the data is refused", least=0)
+    tokenizer: str | None = key(None, doc="folder or hub id of the tokenizer, if not the target's")
+    chat_template: str | None = key(None, doc="file of a chat template, if not the tokenizer's")
+    template_options: str | None = key(None, doc="what the chat template is called with, as a JSON object")
+    turns: str = key("all", doc="which turns of the assistant have a loss", one_of=TURNS)
+    cache: str | None = key(None, doc="folder for the tokens made from conversations")
 
 
 @dataclass(frozen=True)

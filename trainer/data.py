@@ -1,7 +1,8 @@
 """Tokenised samples in JSONL: one scan that refuses what cannot be trained, then reads by byte offset.
 
 A line is `{"input_ids": [...], "loss_mask": [...]}` or `{"input_ids": [...], "prompt_length": n}` (everything from
-token n on is supervised). A sample's id is its 0-based line number; other keys are ignored. Every line that cannot be
+token n on is supervised). A sample's id is its 0-based line number; other keys are ignored. Conversations are made
+into such lines first (trainer.corpus), one for one; a line that could not be made is `{"refused": reason}` there. Every line that cannot be
 used is named, counted and skipped, up to `max_bad_lines`. Imports no torch: launcher and `check` scan, targets read.
 """
 
@@ -49,7 +50,7 @@ class DataIndex:
     """Where every accepted sample lies.
 
     Attributes:
-        path: the file. size: bytes. mtime_ns: its time of change, so that a worker notices another file.
+        path: the file. source: the file that people know, whose line numbers these are. size: bytes. mtime_ns: its time of change, so that a worker notices another file.
         sha256: of all its bytes (empty if the scan had a limit).
         ids: accepted line numbers, ascending. offsets, sizes: of their lines, in bytes. lengths: in tokens, cut.
         bad: the first bad lines. bad_count: how many there are.
@@ -58,6 +59,7 @@ class DataIndex:
     """
 
     path: str
+    source: str
     size: int
     mtime_ns: int
     sha256: str
@@ -90,7 +92,13 @@ class DataIndex:
 
 
 def scan(
-    path: str | Path, *, vocab_size: int, max_length: int, max_bad_lines: int, limit_lines: int | None = None
+    path: str | Path,
+    *,
+    vocab_size: int,
+    max_length: int,
+    max_bad_lines: int,
+    limit_lines: int | None = None,
+    source: str | None = None,
 ) -> DataIndex:
     """Reads the whole file once.
 
@@ -98,11 +106,13 @@ def scan(
         path: JSONL. vocab_size: of the target. max_length: in tokens; longer samples are cut, not refused.
         max_bad_lines: more than these are an error.
         limit_lines: look at the first lines only (`check` on a large file).
+        source: the file that `path` was made from, line for line, and that is named in its place.
 
     Raises:
         DataError: no such file, too many bad lines, or nothing left to train on.
     """
     file = Path(path)
+    named = source or str(file)
     ids, offsets, sizes, lengths = array("q"), array("q"), array("q"), array("q")
     bad: list[BadLine] = []
     bad_count = cut = offset = 0
@@ -132,20 +142,21 @@ def scan(
                     lengths.append(length)
                 offset += len(line)
     except OSError as error:
-        raise DataError(f"the data cannot be read: {error}", str(file), "correct data.path") from error
+        raise DataError(f"the data cannot be read: {error}", named, "correct data.path") from error
     if bad_count > max_bad_lines:
         first = bad[0]
         more = f" ({bad_count} bad lines in all, {max_bad_lines} allowed)" if bad_count > 1 or max_bad_lines else ""
         raise DataError(
             f"line {first.number + 1}: {first.reason}{more}",
-            f"{file}:{first.number + 1}",
+            f"{named}:{first.number + 1}",
             "correct the lines, or raise data.max_bad_lines to skip them",
         )
     if not ids:
-        raise DataError("there is no sample to train on", str(file), "correct data.path, or the lines of the file")
+        raise DataError("there is no sample to train on", named, "correct data.path, or the lines of the file")
     found = digest.hexdigest() if whole else ""
     return DataIndex(
         path=str(file),
+        source=named,
         size=status.st_size,
         mtime_ns=status.st_mtime_ns,
         sha256=found,
@@ -202,6 +213,29 @@ def _parse(line: bytes, vocab_size: int | None) -> tuple[list[int], list[int]]:
     Raises:
         ValueError: with the reason, for people.
     """
+    entry = decode(line)
+    if isinstance(entry.get("refused"), str):
+        raise ValueError(entry["refused"])
+    ids = entry.get("input_ids")
+    if not isinstance(ids, list):
+        text = any(k in entry for k in ("messages", "conversations", "prompt"))
+        raise ValueError("no list of input_ids" + (": text in a file of tokens, keep them apart" if text else ""))
+    if not ids:
+        raise ValueError("input_ids is empty")
+    if not all(type(i) is int for i in ids):
+        raise ValueError("input_ids holds something else than whole numbers")
+    if vocab_size is not None and not (min(ids) >= 0 and max(ids) < vocab_size):
+        wrong = next(i for i in ids if not 0 <= i < vocab_size)
+        raise ValueError(f"token {wrong} is outside the target's vocabulary of {vocab_size}")
+    return ids, _mask(entry, len(ids))
+
+
+def decode(line: bytes) -> dict[str, Any]:
+    """The object of one line.
+
+    Raises:
+        ValueError: with the reason, for people.
+    """
     if not line.strip():
         raise ValueError("empty line")
     try:
@@ -214,17 +248,7 @@ def _parse(line: bytes, vocab_size: int | None) -> tuple[list[int], list[int]]:
         raise ValueError("no JSON that can be read: nested too deeply") from None
     if not isinstance(entry, dict):
         raise ValueError("not an object")
-    ids = entry.get("input_ids")
-    if not isinstance(ids, list):
-        raise ValueError("no list of input_ids" + (": tokenise messages first" if "messages" in entry else ""))
-    if not ids:
-        raise ValueError("input_ids is empty")
-    if not all(type(i) is int for i in ids):
-        raise ValueError("input_ids holds something else than whole numbers")
-    if vocab_size is not None and not (min(ids) >= 0 and max(ids) < vocab_size):
-        wrong = next(i for i in ids if not 0 <= i < vocab_size)
-        raise ValueError(f"token {wrong} is outside the target's vocabulary of {vocab_size}")
-    return ids, _mask(entry, len(ids))
+    return entry
 
 
 def _mask(entry: dict[str, Any], length: int) -> list[int]:

@@ -148,7 +148,7 @@ class Launcher:
             first = p.index.bad[0]
             self.output.event("bad_data", count=p.index.bad_count, line=first.number + 1, reason=first.reason)
             for bad in p.index.bad:
-                self.output.line(f"bad data: {p.index.path}:{bad.number + 1}: {bad.reason}")
+                self.output.line(f"bad data: {p.index.source}:{bad.number + 1}: {bad.reason}")
         epoch, _ = p.plan.place(p.cursor)
         if p.resume is not None:
             self.store.resumed_from(p.resume)

@@ -6,6 +6,7 @@ Reads files and imports no torch, so `check` answers in a moment and a bad confi
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from trainer.checkpoint import Checkpoint, choose
 from trainer.config import RunConfig
+from trainer.corpus import Progress, open_corpus
 from trainer.data import DataIndex, scan
 from trainer.drafter_config import DrafterConfig
 from trainer.errors import ConfigError, ConfigErrors, DataError
@@ -185,11 +187,19 @@ def drafter_geometry(config: RunConfig, target: TargetFacts) -> DrafterConfig:
         raise ConfigError(error.what, f"drafter ({error.where}), target {target.path}", error.next) from error
 
 
-def prepare(config: RunConfig, checkpoints: Path | None, resume: str, *, in_part: bool = False) -> Prepared:
+def prepare(
+    config: RunConfig,
+    checkpoints: Path | None,
+    resume: str,
+    *,
+    in_part: bool = False,
+    progress: Progress | None = None,
+) -> Prepared:
     """
     Args:
         config: validated. checkpoints: their folder, None if the caller has none. resume: "auto", "none" or a path.
-        in_part: read only the first lines of large data (`check`).
+        in_part: write nothing, and read only the first lines of large data (`check`).
+        progress: told how far the conversations are made into tokens.
 
     Raises:
         ConfigError, DataError, CheckpointError: what cannot run.
@@ -211,13 +221,10 @@ def prepare(config: RunConfig, checkpoints: Path | None, resume: str, *, in_part
     elif config.drafter.init_from is not None:
         _same_shapes(config.drafter.init_from, drafter)
     limit = _PART_LINES if in_part and _size(config.data.path) > WHOLE_SCAN_BYTES else None
-    index = scan(
-        config.data.path,
-        vocab_size=target.vocab_size,
-        max_length=config.data.max_length,
-        max_bad_lines=config.data.max_bad_lines,
-        limit_lines=limit,
+    corpus = open_corpus(
+        config.data, target.path, target.vocab_size, checkpoints, limit=limit, keep=not in_part, progress=progress
     )
+    index = corpus.index
     if chosen is not None and index.whole and chosen.state["data"]["sha256"] != index.sha256:
         raise DataError(
             "the data is not what the checkpoint was trained on",
@@ -226,7 +233,7 @@ def prepare(config: RunConfig, checkpoints: Path | None, resume: str, *, in_part
         )
     if config.readers and index.whole:
         check_features(Path(config.features.path or ""), identity_of(target, drafter, index, config))
-    notes = _notes(config, index, chosen)
+    notes = [*corpus.notes, *_notes(config, index, chosen)]
     base, replanned = (Base(), None) if chosen is None else _base(config, index, target, chosen)
     if replanned is not None:
         notes.append(replanned)
@@ -315,7 +322,7 @@ def _base(config: RunConfig, index: DataIndex, target: TargetFacts, chosen: Chec
     longest = int(old["buckets"][-1])
     if longest != config.data.max_length:  # another cut: what was trained must be found as it was then
         index = scan(
-            config.data.path, vocab_size=target.vocab_size, max_length=longest, max_bad_lines=index.ids[-1] + 1
+            index.path, vocab_size=target.vocab_size, max_length=longest, max_bad_lines=sys.maxsize
         )
     before = Plan(index.ids, index.lengths, old["seed"], old["batch_size"], tuple(old["buckets"]), base)
     return before.rebase(chosen.batches), (

@@ -35,6 +35,12 @@ class StopSignals:
             return [signal.Signals(n) for n in self.reader.recv(64) if n in STOP]
         return []
 
+    def waiting(self) -> bool:
+        """Whether there are any to be read; they stay."""
+        with contextlib.suppress(BlockingIOError):
+            return any(n in STOP for n in self.reader.recv(64, socket.MSG_PEEK))
+        return False
+
 
 def _nothing(number: int, frame: object) -> None:
     """A handler must exist for the wakeup descriptor to be written to."""

@@ -51,7 +51,7 @@ def test_both_forms_are_read_back_by_their_place(tmp_path: Path) -> None:
         ("\udcff", "not UTF-8"),
         ("[" * 5000, "no JSON"),
         ('{"prompt_length": 1}', "no list of input_ids"),
-        ('{"messages": []}', "tokenise messages first"),
+        ('{"messages": []}', "text in a file of tokens"),
         ('{"input_ids": [], "prompt_length": 0}', "input_ids is empty"),
         ('{"input_ids": [1, 2.5], "prompt_length": 0}', "whole numbers"),
         ('{"input_ids": [1, true], "prompt_length": 0}', "whole numbers"),

@@ -1,0 +1,491 @@
+"""The data of a run: conversations are made into tokens once, before training, and kept beside the checkpoints.
+
+The tokens' file has one line for each line of the source, so a sample's id stays its line number. Its name is a hash of
+all that decides the tokens (source, tokenizer, chat template, options): a resumed run finds it again and needs neither
+the tokenizer nor transformers. It is written beside, fsynced and renamed, so there is a whole file or none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.config import DataConfig
+from trainer.conversation import Completion, is_text, parse_text
+from trainer.data import DataIndex, decode, scan
+from trainer.errors import ConfigError, DataError, TrainerError
+from trainer.prompts import end_tokens
+
+if TYPE_CHECKING:
+    from trainer.chat import ChatTemplate, Rendered
+
+#: Raised when the same inputs are to give other tokens than before.
+VERSION = 1
+#: Lines that go to the tokenizer at a time.
+BATCH = 256
+#: Lines of conversations that `check` looks at.
+GLANCE = 1000
+#: After so many lines too many bad ones end the work at once.
+_EARLY = 1000
+#: Nothing is said about work that takes less, in seconds.
+QUIET_S = 2.0
+_TOKENIZER_FILES = ("tokenizer", "special_tokens_map", "added_tokens", "chat_template", "vocab", "merges")
+
+#: (lines done, lines in all, rate and time left); may raise to stop the work.
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The index of a run's samples. notes: what the operator should know."""
+
+    index: DataIndex
+    notes: tuple[str, ...] = ()
+
+
+def open_corpus(
+    config: DataConfig,
+    target: str,
+    vocab_size: int,
+    folder: Path | None,
+    *,
+    limit: int | None = None,
+    keep: bool = True,
+    progress: Progress | None = None,
+) -> Corpus:
+    """Reads tokens as they are; makes conversations into tokens, or finds those that were made before.
+
+    Args:
+        config: [data]. target: its folder. vocab_size: of the target.
+        folder: where tokens are kept if `data.cache` is not given.
+        limit: look at so many lines of tokens only. keep: False writes nothing, and looks at the first lines of
+            conversations only (`check`).
+
+    Raises:
+        DataError: no such file, too many bad lines, nothing to train on. ConfigError: tokenizer or template.
+        TrainerError: the tokens cannot be kept.
+    """
+    rules = _Rules(config, vocab_size)
+    if not _holds_text(config.path):
+        return Corpus(rules.scan(Path(config.path), limit))
+    maker = _Maker(config, target, vocab_size, progress)
+    kept = Path(config.cache) if config.cache else folder / "tokens" if folder is not None else None
+    if not keep and (kept is None or limit is not None or _stamp(kept / f"{maker.key()}.jsonl") is None):
+        return _glance(maker, rules)
+    if kept is None:
+        raise ConfigError("there is no folder to keep the tokens in", "data.cache", "name one")
+    file = kept / f"{maker.key()}.jsonl"
+    notes: list[str] = []
+    stamp = _stamp(file)
+    if stamp is not None:
+        index = rules.scan(file)
+        if index.sha256 == stamp["sha256"]:
+            return Corpus(index, tuple(stamp["notes"]))
+        notes.append(f"the tokens kept in {file} were damaged and are made anew")
+    notes += maker.keep(file)
+    return Corpus(rules.scan(file), tuple(notes))
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """What a sample has to be."""
+
+    config: DataConfig
+    vocab_size: int
+
+    def scan(self, file: Path, limit: int | None = None) -> DataIndex:
+        return scan(
+            file,
+            vocab_size=self.vocab_size,
+            max_length=self.config.max_length,
+            max_bad_lines=self.config.max_bad_lines,
+            limit_lines=limit,
+            source=self.config.path,
+        )
+
+
+def _glance(maker: _Maker, rules: _Rules) -> Corpus:
+    """The first lines, made into tokens that are not kept."""
+    with tempfile.TemporaryDirectory(prefix="dflash-tokens-") as passing:
+        made = Path(passing) / "tokens.jsonl"
+        notes = maker.make(made, GLANCE)
+        index = rules.scan(made)
+    if len(list(itertools.islice(_lines(maker.config.path), GLANCE + 1))) > GLANCE:
+        index = replace(index, whole=False, sha256="")
+    return Corpus(index, notes)
+
+
+def _holds_text(path: str) -> bool:
+    """By the first line that can be read; later lines that differ are named as bad ones."""
+    for line in _lines(path):
+        try:
+            return is_text(decode(line))
+        except ValueError:
+            continue
+    return False
+
+
+def _lines(path: str) -> Iterator[bytes]:
+    try:
+        with Path(path).open("rb") as opened:
+            yield from opened
+    except OSError as error:
+        raise DataError(f"the data cannot be read: {error}", path, "correct data.path") from error
+
+
+def _stamp(file: Path) -> dict[str, Any] | None:
+    """What is known of a kept file, None if there is none that is whole."""
+    try:
+        found = json.loads(_stamp_of(file).read_text(encoding="utf-8"))
+        whole = found["size"] == file.stat().st_size and isinstance(found["sha256"], str)
+        return found if whole and isinstance(found["notes"], list) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # a half-written or foreign file is made anew
+
+
+def _stamp_of(file: Path) -> Path:
+    return file.with_suffix(".json")
+
+
+class _Maker:
+    """Makes the tokens of one source."""
+
+    def __init__(self, config: DataConfig, target: str, vocab_size: int, progress: Progress | None) -> None:
+        self.config = config
+        self.target = target
+        self.vocab_size = vocab_size
+        self.progress = progress
+        self.tokenizer_folder = Path(config.tokenizer or target)
+        self.options = _options(config.template_options)
+        self.ends = end_tokens(Path(target))
+
+    @cached_property
+    def source(self) -> tuple[str, int]:
+        """Hash and number of lines of the data."""
+        digest, count = hashlib.sha256(), 0
+        for line in _lines(self.config.path):
+            digest.update(line)
+            count += 1
+        return digest.hexdigest(), count
+
+    def key(self) -> str:
+        """Names the tokens by all that decides them."""
+        files = {}
+        if self.tokenizer_folder.is_dir():
+            for file in sorted(self.tokenizer_folder.iterdir()):
+                if file.is_file() and file.name.startswith(_TOKENIZER_FILES):
+                    files[file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
+        parts = {
+            "version": VERSION,
+            "source": self.source[0],
+            "tokenizer": files,
+            "template": self._own_template(),
+            "options": self.options,
+            "turns": self.config.turns,
+            "ends": sorted(self.ends),
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+
+    def _own_template(self) -> str | None:
+        if self.config.chat_template is None:
+            return None
+        try:
+            return Path(self.config.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"the chat template cannot be read: {error}", f"data.chat_template = {self.config.chat_template}"
+            ) from error
+
+    def keep(self, file: Path) -> tuple[str, ...]:
+        """Makes `file` and its stamp; returns what the operator should know.
+
+        Raises:
+            TrainerError: the folder cannot be written.
+        """
+        beside = file.with_name(f".{file.name}.{os.getpid()}")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            for left in file.parent.glob(f".{file.stem}.*"):  # of a run that was killed while it wrote
+                if not Path(f"/proc/{left.name.rpartition('.')[2]}").exists():
+                    left.unlink(missing_ok=True)
+            try:
+                notes = self.make(beside, None)
+                digest = hashlib.sha256()
+                with beside.open("rb") as opened:
+                    for line in opened:
+                        digest.update(line)
+                    os.fsync(opened.fileno())
+                stamp = {"schema": 1, "source": self.config.path, "sha256": digest.hexdigest(), "notes": notes}
+                stamp["size"] = beside.stat().st_size
+                beside.rename(file)
+            finally:
+                beside.unlink(missing_ok=True)
+            beside.write_text(json.dumps(stamp, indent=1) + "\n", encoding="utf-8")
+            beside.rename(_stamp_of(file))
+            return notes
+        except OSError as error:
+            raise TrainerError(
+                f"the tokens cannot be kept: {error}", str(file.parent), "make room there, or name another data.cache"
+            ) from error
+
+    def make(self, out: Path, limit: int | None) -> tuple[str, ...]:
+        """Writes one line for each line of the source; returns what the operator should know."""
+        encoder = Encoder(self.tokenizer_folder, self.config, self._own_template(), self.options, self.ends)
+        encoder.check_vocabulary(self.vocab_size, Path(self.target))
+        total = self.source[1] if limit is None else limit
+        digest = hashlib.sha256()
+        done = bad = skipped = 0
+        first = ""
+        pace = _Pace(total, self.progress)
+        with out.open("wb") as opened:
+            for chunk in _chunks(_lines(self.config.path), BATCH, total):
+                for line in chunk:
+                    digest.update(line)
+                for made in encoder.encode(chunk):
+                    opened.write(made.line)
+                    done += 1
+                    skipped += made.skipped
+                    if made.refused is not None:
+                        bad += 1
+                        first = first or f"line {done}: {made.refused}"
+                pace.tell(done)
+                if bad > self.config.max_bad_lines and done >= _EARLY and done < total:
+                    raise DataError(
+                        f"{first} ({bad} bad lines among the first {done}, {self.config.max_bad_lines} allowed)",
+                        self.config.path,
+                        "correct the lines, or raise data.max_bad_lines to skip them",
+                    )
+            opened.flush()
+            os.fsync(opened.fileno())
+        if limit is None and digest.hexdigest() != self.source[0]:
+            raise DataError("the data changed while it was read", self.config.path, "start again when it is complete")
+        if not skipped:
+            return ()
+        return (f"{skipped} turns of the assistant have no loss: the chat template leaves them out or rewrites them",)
+
+
+def _options(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is no JSON: {error}", "data.template_options", _OPTIONS_NEXT) from None
+    if not isinstance(options, dict):
+        raise ConfigError(f"{text!r} is no JSON object", "data.template_options", _OPTIONS_NEXT)
+    return options
+
+
+_OPTIONS_NEXT = """for example template_options = '{"enable_thinking": false}'"""
+
+
+def _chunks(lines: Iterator[bytes], size: int, total: int) -> Iterator[list[bytes]]:
+    chunk: list[bytes] = []
+    for number, line in enumerate(lines):
+        if number == total:
+            break
+        chunk.append(line)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+class _Pace:
+    """Says every two seconds how far the work is; nothing about work that is over before."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._total, self._progress = total, progress
+        self._start = self._said = time.monotonic()
+
+    def tell(self, done: int) -> None:
+        now = time.monotonic()
+        if self._progress is None or now - self._said < QUIET_S:
+            return
+        self._said = now
+        rate = done / (now - self._start)
+        self._progress(done, self._total, f"{rate:.0f}_lines/s,_{(self._total - done) / rate:.0f}_s_left")
+
+
+@dataclass(frozen=True)
+class Made:
+    """One line of the tokens' file. skipped: turns without loss. refused: why it is a bad one."""
+
+    line: bytes
+    skipped: int = 0
+    refused: str | None = None
+
+
+class Encoder:
+    """Lines of text -> lines of tokens.
+
+    Args:
+        folder: of the tokenizer. config: [data]. template: instead of the tokenizer's own. options: for it.
+        ends: end tokens of the target.
+
+    Raises:
+        ConfigError: no tokenizer, no fast one.
+    """
+
+    def __init__(
+        self, folder: Path, config: DataConfig, template: str | None, options: dict[str, Any], ends: frozenset[int]
+    ) -> None:
+        from trainer.prompts import load_tokenizer
+
+        self.tokenizer = load_tokenizer(folder)
+        if not getattr(self.tokenizer, "is_fast", False):
+            raise ConfigError(
+                f"{type(self.tokenizer).__name__} does not tell where its tokens stand in the text",
+                str(folder),
+                "put a tokenizer.json there (a fast tokenizer)",
+            )
+        _keep_blanks(self.tokenizer)
+        own = self.tokenizer.eos_token_id
+        self.end: int | None = own
+        self.ends = ends if own is None else ends | {own}
+        self._folder = folder
+        self._last_only = config.turns == "last"
+        self._text, self._options = template, options
+        self._template: ChatTemplate | None = None
+
+    def check_vocabulary(self, vocab_size: int, target: Path) -> None:
+        """
+        Raises:
+            ConfigError: the tokenizer is another target's.
+        """
+        tokenizer = self.tokenizer
+        fix = "give the target's own tokenizer: remove data.tokenizer, or copy the tokenizer into the target's folder"
+        if tokenizer.vocab_size > vocab_size:
+            raise ConfigError(
+                f"the tokenizer has {tokenizer.vocab_size} tokens, the target's vocabulary {vocab_size}",
+                str(self._folder),
+                fix,
+            )
+        unknown = [i for i in sorted(self.ends) if tokenizer.convert_ids_to_tokens(i) is None]
+        if unknown:
+            raise ConfigError(
+                f"the target ends its text with token {unknown[0]}, which the tokenizer does not know",
+                f"{self._folder}, target {target}",
+                fix,
+            )
+        if target.resolve() != self._folder.resolve() and (target / "tokenizer.json").exists():
+            from trainer.prompts import load_tokenizer
+
+            theirs, ours = load_tokenizer(target).get_vocab(), tokenizer.get_vocab()
+            differ = [t for t, i in theirs.items() if ours.get(t, i) != i]
+            if differ or len(theirs.keys() - ours.keys()) > len(theirs) // 100:
+                odd = differ[0] if differ else next(t for t in theirs if t not in ours)
+                raise ConfigError(
+                    f"the tokenizer is not the target's: {odd!r} is token {ours.get(odd)} there, {theirs[odd]} here",
+                    f"data.tokenizer = {self._folder}, target {target}",
+                    fix,
+                )
+
+    @property
+    def template(self) -> ChatTemplate:
+        """Raises ConfigError if there is none."""
+        if self._template is None:
+            from trainer.chat import ChatTemplate
+
+            text = self._text if self._text is not None else self._own()
+            self._template = ChatTemplate(self.tokenizer, text, self._options, str(self._folder))
+        return self._template
+
+    def _own(self) -> str:
+        found = getattr(self.tokenizer, "chat_template", None)
+        if isinstance(found, dict):
+            found = found.get("default")
+        if not found:
+            raise ConfigError(
+                "the data are conversations, and the tokenizer has no chat template",
+                str(self._folder),
+                "name a file of one in data.chat_template",
+            )
+        return str(found)
+
+    def encode(self, lines: list[bytes]) -> list[Made]:
+        """One for each line, in order.
+
+        Raises:
+            ConfigError: no chat template, or one that cannot be parsed.
+        """
+        out: list[Made | None] = []
+        texts: list[str] = []
+        waiting: list[tuple[int, Rendered | Completion]] = []
+        for line in lines:
+            try:
+                work = self._read(line)
+            except ValueError as error:
+                out.append(_refused(str(error)))
+                continue
+            if isinstance(work, bytes):
+                out.append(Made(work))
+                continue
+            waiting.append((len(out), work))
+            out.append(None)
+            texts += [work.prompt, work.response] if isinstance(work, Completion) else [work.text]
+        if texts:
+            found = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+            pairs = iter(zip(found["input_ids"], found["offset_mapping"], strict=True))
+            for at, work in waiting:
+                out[at] = self._made(work, pairs)
+        return [made for made in out if made is not None]
+
+    def _read(self, line: bytes) -> bytes | Rendered | Completion:
+        entry = decode(line)
+        if "input_ids" in entry:
+            return line if line.endswith(b"\n") else line + b"\n"
+        parsed = parse_text(entry)
+        if isinstance(parsed, Completion):
+            _check_characters(parsed.prompt + parsed.response)
+            return parsed
+        rendered = self.template.supervise(parsed, last_only=self._last_only)
+        _check_characters(rendered.text)
+        if not rendered.spans:
+            raise ValueError("no turn of the assistant is left with a loss: the chat template drops or rewrites them")
+        return rendered
+
+    def _made(self, work: Rendered | Completion, pairs: Iterator[tuple[list[int], list[tuple[int, int]]]]) -> Made:
+        from trainer.chat import token_mask
+
+        if isinstance(work, Completion):
+            (prompt, _), (response, _) = next(pairs), next(pairs)
+            closing = [self.end] if work.ended and self.end is not None and response[-1:] != [self.end] else []
+            ids = [*prompt, *response, *closing]
+            mask = [0] * len(prompt) + [1] * (len(ids) - len(prompt))
+            return Made(_line({"input_ids": ids, "loss_mask": mask}))
+        ids, offsets = next(pairs)
+        mask = token_mask(ids, offsets, work.spans, self.ends)
+        return Made(_line({"input_ids": list(ids), "loss_mask": mask}), work.skipped)
+
+
+def _check_characters(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError("a text holds half a character (a lone surrogate)") from None
+
+
+def _refused(reason: str) -> Made:
+    return Made(_line({"refused": reason}), refused=reason)
+
+
+def _line(entry: dict[str, Any]) -> bytes:
+    return json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+
+
+def _keep_blanks(tokenizer: Any) -> None:
+    """Byte-level tokenizers may leave blanks out of a token's place; what adds special tokens is not used here."""
+    from tokenizers import processors
+
+    tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
