@@ -62,7 +62,9 @@ class ChatTemplate:
         try:
             from jinja2 import TemplateSyntaxError
         except ImportError as error:
-            raise ConfigError(f"chat templates need jinja2: {error}", where, "install the extra dflash-ops[trainer]") from error
+            raise ConfigError(
+                f"chat templates need jinja2: {error}", where, "install the extra dflash-ops[trainer]"
+            ) from error
 
         self._tokenizer = tokenizer
         self._template = _stop_the_clock(template)
@@ -91,7 +93,7 @@ class ChatTemplate:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
-            texts, indices = render_jinja_template(
+            rendered: Any = render_jinja_template(
                 conversations=[[dict(m) for m in messages]],
                 tools=list(tools) if tools else None,
                 chat_template=self._template,
@@ -103,6 +105,7 @@ class ChatTemplate:
             raise ValueError(f"the chat template cannot render it: {type(error).__name__}: {error}") from error
         except TemplateError as error:
             raise ValueError(f"the chat template refuses it: {error}") from error
+        texts, indices = rendered
         return texts[0], [(int(a), int(b)) for a, b in indices[0]] if marks else []
 
     def supervise(self, conversation: Conversation, *, last_only: bool = False) -> Rendered:
@@ -174,9 +177,10 @@ class ChatTemplate:
     ) -> Span | None:
         if messages[turn].get("tool_calls"):
             # What stands around the call is the template's own, so only a turn that is one whole piece is taken.
-            begin, end = self._prefix(text, messages[:turn], tools), self._prefix(text, messages[: turn + 1], tools, False)
-            if begin is not None and end is not None and begin < end and all(begin <= p.start for p in places):
-                return Span(begin, end, whole=True)
+            start = self._prefix(text, messages[:turn], tools)
+            end = self._prefix(text, messages[: turn + 1], tools, prompt=False)
+            if start is not None and end is not None and start < end and all(start <= p.start for p in places):
+                return Span(start, end, whole=True)
         if not places:
             return None
         first, last = places[0], places[-1]
@@ -188,7 +192,7 @@ class ChatTemplate:
         return Span(begin, last.end)
 
     def _prefix(
-        self, text: str, messages: Sequence[dict[str, Any]], tools: Sequence[Any] | None, prompt: bool = True
+        self, text: str, messages: Sequence[dict[str, Any]], tools: Sequence[Any] | None, *, prompt: bool = True
     ) -> int | None:
         """Length of the beginning of `text` that the first turns make; None if they are written differently alone."""
         try:
@@ -216,7 +220,9 @@ class ChatTemplate:
             elif inside or text[start:end].strip():
                 calls = [i for i, m in enumerate(messages) if m.get("tool_calls") and i not in places]
                 if inside or not calls:
-                    raise ValueError("the chat template's generation marks do not lie on one turn of the assistant each")
+                    raise ValueError(
+                        "the template's generation marks lie elsewhere than on single turns of the assistant"
+                    )
         return out
 
 
@@ -278,9 +284,13 @@ def _stop_the_clock(template: str) -> str:
         f"{{% {'if' if i == 0 else 'elif'} format == {form!r} %}}{DAY.strftime(form)}" for i, form in enumerate(formats)
     )
     # Jinja drops one newline behind a block: a template that begins with one would lose it.
-    return "{% macro strftime_now(format) %}" + cases + "{% endif %}{% endmacro %}" + "\n" * template.startswith(
-        "\n"
-    ) + template
+    return (
+        "{% macro strftime_now(format) %}"
+        + cases
+        + "{% endif %}{% endmacro %}"
+        + "\n" * template.startswith("\n")
+        + template
+    )
 
 
 def token_mask(

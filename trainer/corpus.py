@@ -7,6 +7,7 @@ the tokenizer nor transformers. It is written beside, fsynced and renamed, so th
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import itertools
 import json
@@ -66,7 +67,7 @@ def open_corpus(
 
     Args:
         config: [data]. target: its folder. vocab_size: of the target.
-        folder: where tokens are kept if `data.cache` is not given.
+        folder: where tokens are kept if `data.cache` is not given; without either they last as long as the process.
         limit: look at so many lines of tokens only. keep: False writes nothing, and looks at the first lines of
             conversations only (`check`).
 
@@ -82,7 +83,7 @@ def open_corpus(
     if not keep and (kept is None or limit is not None or _stamp(kept / f"{maker.key()}.jsonl") is None):
         return _glance(maker, rules)
     if kept is None:
-        raise ConfigError("there is no folder to keep the tokens in", "data.cache", "name one")
+        kept = _passing_folder()
     file = kept / f"{maker.key()}.jsonl"
     notes: list[str] = []
     stamp = _stamp(file)
@@ -115,13 +116,18 @@ class _Rules:
 
 def _glance(maker: _Maker, rules: _Rules) -> Corpus:
     """The first lines, made into tokens that are not kept."""
-    with tempfile.TemporaryDirectory(prefix="dflash-tokens-") as passing:
-        made = Path(passing) / "tokens.jsonl"
-        notes = maker.make(made, GLANCE)
-        index = rules.scan(made)
+    made = _passing_folder() / "tokens.jsonl"
+    notes = maker.make(made, GLANCE)
+    index = rules.scan(made)
     if len(list(itertools.islice(_lines(maker.config.path), GLANCE + 1))) > GLANCE:
         index = replace(index, whole=False, sha256="")
     return Corpus(index, notes)
+
+
+def _passing_folder() -> Path:
+    folder = tempfile.TemporaryDirectory(prefix="dflash-tokens-")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
 
 
 def _holds_text(path: str) -> bool:
@@ -382,11 +388,14 @@ class Encoder:
             from trainer.prompts import load_tokenizer
 
             theirs, ours = load_tokenizer(target).get_vocab(), tokenizer.get_vocab()
-            differ = [t for t, i in theirs.items() if ours.get(t, i) != i]
-            if differ or len(theirs.keys() - ours.keys()) > len(theirs) // 100:
-                odd = differ[0] if differ else next(t for t in theirs if t not in ours)
+            differ = sorted((i, t) for t, i in theirs.items() if ours.get(t, i) != i)
+            if not differ and len(theirs.keys() - ours.keys()) > len(theirs) // 100:
+                differ = sorted((i, t) for t, i in theirs.items() if t not in ours)
+            if differ:
+                number, token = differ[0]
                 raise ConfigError(
-                    f"the tokenizer is not the target's: {odd!r} is token {ours.get(odd)} there, {theirs[odd]} here",
+                    f"the tokenizer is not the target's: {token!r} is token {number} of the target, "
+                    f"{ours.get(token, 'none')} of the tokenizer",
                     f"data.tokenizer = {self._folder}, target {target}",
                     fix,
                 )

@@ -2,8 +2,9 @@
 
 A line is `{"input_ids": [...], "loss_mask": [...]}` or `{"input_ids": [...], "prompt_length": n}` (everything from
 token n on is supervised). A sample's id is its 0-based line number; other keys are ignored. Conversations are made
-into such lines first (trainer.corpus), one for one; a line that could not be made is `{"refused": reason}` there. Every line that cannot be
-used is named, counted and skipped, up to `max_bad_lines`. Imports no torch: launcher and `check` scan, targets read.
+into such lines first (trainer.corpus), one for one; a line that could not be made is `{"refused": reason}` there.
+Every line that cannot be used is named, counted and skipped, up to `max_bad_lines`. Imports no torch: launcher and
+`check` scan, targets read.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class DataIndex:
     """Where every accepted sample lies.
 
     Attributes:
-        path: the file. source: the file that people know, whose line numbers these are. size: bytes. mtime_ns: its time of change, so that a worker notices another file.
+        path: the file. source: the file that people know, whose line numbers these are. size: bytes.
+        mtime_ns: its time of change, so that a worker notices another file.
         sha256: of all its bytes (empty if the scan had a limit).
         ids: accepted line numbers, ascending. offsets, sizes: of their lines, in bytes. lengths: in tokens, cut.
         bad: the first bad lines. bad_count: how many there are.

@@ -321,9 +321,7 @@ def _base(config: RunConfig, index: DataIndex, target: TargetFacts, chosen: Chec
         return base, None
     longest = int(old["buckets"][-1])
     if longest != config.data.max_length:  # another cut: what was trained must be found as it was then
-        index = scan(
-            index.path, vocab_size=target.vocab_size, max_length=longest, max_bad_lines=sys.maxsize
-        )
+        index = scan(index.path, vocab_size=target.vocab_size, max_length=longest, max_bad_lines=sys.maxsize)
     before = Plan(index.ids, index.lengths, old["seed"], old["batch_size"], tuple(old["buckets"]), base)
     return before.rebase(chosen.batches), (
         f"{', '.join(changed)} changed: the epoch goes on with the samples that were not trained yet"

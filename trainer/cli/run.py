@@ -5,10 +5,15 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from trainer.errors import ConfigError, TrainerError, say, write_error_file
+from trainer.errors import STOPPED, ConfigError, TrainerError, say, write_error_file
 from trainer.node_args import add_node_arguments, node_args
+
+if TYPE_CHECKING:
+    from trainer.signals import StopSignals
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +39,7 @@ def device_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from trainer.config import load_config
     from trainer.prepare import gpus_missing, prepare, raise_if_any
+    from trainer.progress import Output
     from trainer.signals import StopSignals
 
     faulthandler.register(signal.SIGUSR2, all_threads=True)  # "where do you stand?", as in the workers
@@ -43,10 +49,13 @@ def main(args: argparse.Namespace) -> int:
                 raise ConfigError("this release trains on one machine only", "--nnodes", "start it with --nnodes 1")
             config = load_config(args.config, args.overrides, targets=args.targets, drafters=args.drafters)
             raise_if_any(gpus_missing(config))
-            prepared = prepare(config, args.checkpoints, args.resume)
+            prepared = prepare(config, args.checkpoints, args.resume, progress=_progress(signals))
             from trainer.launcher import launch
 
             return launch(prepared, args.out.absolute(), args.checkpoints.absolute(), signals)
+        except _StopAsked:
+            Output().event("stopped")
+            return STOPPED
         except TrainerError as error:
             say(error)
             _record(args.out, error)
@@ -54,6 +63,23 @@ def main(args: argparse.Namespace) -> int:
         except Exception as error:
             _record(args.out, error)
             raise
+
+
+class _StopAsked(Exception):
+    """TERM or INT while the data are made ready: nothing has been trained, so there is nothing to save."""
+
+
+def _progress(signals: StopSignals) -> Callable[[int, int, str], None]:
+    from trainer.progress import Output
+
+    output = Output()
+
+    def tell(done: int, total: int, pace: str) -> None:
+        if signals.waiting():
+            raise _StopAsked
+        output.stage("tokenizing", done, total, pace)
+
+    return tell
 
 
 def _record(out: Path, error: Exception) -> None:
