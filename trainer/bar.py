@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
 PLAIN_EVERY_S = 2.0
@@ -39,13 +41,37 @@ class Bar:
         self._terminal = self._stream.isatty()
         self._start = clock()
         self._shown = float("-inf")
+        self._text = ""
+        self._lock = threading.RLock()
 
     def update(self, done: int, text: str = "") -> None:
         """`done` units are done now; `text` is what else is worth knowing (a loss, tokens a second)."""
-        self._done = done
+        self._done, self._text = done, text
         every = TERMINAL_EVERY_S if self._terminal else PLAIN_EVERY_S
         if self._clock() - self._shown >= every or done == self._total:
             self._show(text)
+
+    @contextmanager
+    def alive(self) -> Iterator[None]:
+        """Within it the bar speaks every two seconds also while a single step (loading, a long forward) lasts longer;
+        it is closed at the end, whatever happened."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(PLAIN_EVERY_S / 4):
+                with self._lock:
+                    if self._clock() - self._shown >= PLAIN_EVERY_S:
+                        waited = duration(self._clock() - self._start)
+                        self._show(f"{self._text}  ({waited})" if self._done == self._first else self._text)
+
+        thread = threading.Thread(target=beat, name="progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(5)
+            self.close()
 
     def start(self, done: int | None = None) -> None:
         """The work itself begins now: what came before (loading; `done` units) does not count for the rate."""
@@ -60,6 +86,10 @@ class Bar:
             self._stream.flush()
 
     def _show(self, text: str) -> None:
+        with self._lock:
+            self._show_now(text)
+
+    def _show_now(self, text: str) -> None:
         now = self._clock()
         self._shown = now
         elapsed = now - self._start

@@ -96,11 +96,20 @@ def _parse(number: int, line: bytes) -> Prompt:
     return Prompt(number, messages=messages)
 
 
-def tokenize(prompts: Sequence[Prompt], target: Path, file: Path, *, vocab_size: int, longest: int) -> list[list[int]]:
+def tokenize(
+    prompts: Sequence[Prompt],
+    target: Path,
+    file: Path,
+    *,
+    vocab_size: int,
+    longest: int,
+    bad: list[str] | None = None,
+) -> list[list[int]]:
     """Token ids of each prompt, by the target's own tokenizer (which is loaded only if a prompt needs it).
 
     Args:
         vocab_size: ids lie below it. longest: most tokens that a prompt may have.
+        bad: gains a text for each prompt that cannot be used, in place of an error; its ids are then [].
 
     Raises:
         ConfigError: the target's folder has no tokenizer, or no chat template for messages.
@@ -115,20 +124,29 @@ def tokenize(prompts: Sequence[Prompt], target: Path, file: Path, *, vocab_size:
             if tokenizer is None:
                 tokenizer = load_tokenizer(target)
             ids = _ids(tokenizer, prompt, target)
-        place = f"{file}:{prompt.line}"
-        if not ids:
-            raise DataError("the prompt has no tokens", place, "remove the line")
-        if max(ids) >= vocab_size:
-            raise DataError(f"token id {max(ids)} is not below the target's vocabulary of {vocab_size}", place)
-        if len(ids) > longest:
-            raise DataError(
-                f"the prompt has {len(ids)} tokens; with the response it would pass the target's length "
-                f"(at most {longest} here)",
-                place,
-                "shorten it, or lower --max-new",
-            )
+        fault = _fault(ids, f"{file}:{prompt.line}", vocab_size, longest)
+        if fault is not None:
+            if bad is None:
+                raise fault
+            bad.append(f"{fault.where}: {fault.what}")
+            ids = []
         out.append(ids)
     return out
+
+
+def _fault(ids: Sequence[int], place: str, vocab_size: int, longest: int) -> DataError | None:
+    if not ids:
+        return DataError("the prompt has no tokens", place, "remove the line")
+    if max(ids) >= vocab_size:
+        return DataError(f"token id {max(ids)} is not below the target's vocabulary of {vocab_size}", place)
+    if len(ids) > longest:
+        return DataError(
+            f"the prompt has {len(ids)} tokens; with the response it would pass the target's length "
+            f"(at most {longest} here)",
+            place,
+            "shorten it, or lower --max-new",
+        )
+    return None
 
 
 def _ids(tokenizer: Any, prompt: Prompt, target: Path) -> list[int]:

@@ -7,7 +7,7 @@ target itself gives: so every verification emits 1..W tokens, and all of them ar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,11 +36,19 @@ class Generation:
 
 
 @torch.no_grad()
-def greedy(target: Target, prompt_ids: Sequence[int], max_new: int, eos_ids: Collection[int] = ()) -> list[int]:
+def greedy(
+    target: Target,
+    prompt_ids: Sequence[int],
+    max_new: int,
+    eos_ids: Collection[int] = (),
+    *,
+    each: Callable[[int], None] | None = None,
+) -> list[int]:
     """The target's own greedy continuation, one token a forward: what speculation must reproduce.
 
     Args:
         prompt_ids: at least one token. max_new: at least 1. eos_ids: end tokens, kept in the output.
+        each: called after each forward with 1, the new tokens that it gave.
 
     Returns:
         The new tokens; as many target forwards were made.
@@ -52,13 +60,21 @@ def greedy(target: Target, prompt_ids: Sequence[int], max_new: int, eos_ids: Col
         hidden, _ = target.step(ids, cache)
         ids = target.most_likely(hidden[:, -1:])
         tokens.append(int(ids))
+        if each is not None:
+            each(1)
         if len(tokens) == max_new or tokens[-1] in eos_ids:
             return tokens
 
 
 @torch.no_grad()
 def speculate(
-    target: Target, drafter: Drafter, prompt_ids: Sequence[int], max_new: int, eos_ids: Collection[int] = ()
+    target: Target,
+    drafter: Drafter,
+    prompt_ids: Sequence[int],
+    max_new: int,
+    eos_ids: Collection[int] = (),
+    *,
+    each: Callable[[int], None] | None = None,
 ) -> Generation:
     """The same tokens as `greedy`, with fewer target forwards.
 
@@ -67,6 +83,7 @@ def speculate(
 
     Args:
         drafter: trained for this target; its dtype and device are the target's.
+        each: called after each verification with the new tokens that it gave.
 
     Raises:
         ConfigError: an empty prompt, max_new < 1, or a drafter that does not fit the target.
@@ -95,6 +112,8 @@ def speculate(
         features = seen[:, :kept]
         tokens += own[:kept].tolist()
         lengths.append(kept)
+        if each is not None:
+            each(kept)
     return Generation(_until_end(tokens, max_new, eos_ids), lengths, 1 + len(lengths))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 
@@ -48,6 +49,22 @@ def test_nothing_done_nothing_shown() -> None:
     out = Terminal()
     Bar("demo target", 10, "steps", stream=out).close()
     assert out.getvalue() == ""
+
+
+def test_a_long_step_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.bar.PLAIN_EVERY_S", 0.02)
+    out = io.StringIO()
+    bar = Bar("evaluate", 4, "prompts", stream=out)
+    deadline = time.monotonic() + 30
+    with bar.alive():
+        bar.update(0, "loading the target")
+        while out.getvalue().count("\n") < 4 and time.monotonic() < deadline:
+            time.sleep(0.005)
+    lines = out.getvalue().splitlines()
+    assert len(lines) >= 4 and all(line.startswith("evaluate: 0/4 prompts  loading the target") for line in lines)
+    ended = out.getvalue()
+    time.sleep(0.1)
+    assert out.getvalue() == ended
 
 
 def test_durations() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from trainer.drafter import Drafter
 from trainer.drafter_config import DrafterConfig
 from trainer.errors import ConfigError, DataError
-from trainer.evaluate import Report, evaluate, first_difference
+from trainer.evaluate import Mismatch, Report, evaluate, first_difference, merged
 from trainer.speculate import greedy, speculate
 from trainer.target import Target, load_embed_and_head, load_target
 
@@ -232,20 +233,22 @@ def test_both_ways_stop_at_the_end_token(easy: Target) -> None:
 def test_an_evaluation_reports_acceptance_forwards_and_seconds(easy: Target) -> None:
     ticks = iter([0.0, 1.0, 11.0, 20.0, 22.0, 42.0])
     seen: list[tuple[int, int, float]] = []
+    given: list[int] = []
     report = evaluate(
         easy,
         Oracle(easy, PROMPT, {2}),
         [PROMPT, PROMPT],
         8,
         progress=lambda done, total, tau: seen.append((done, total, tau)),
+        each=given.append,
         clock=lambda: next(ticks),
     )
     assert report == Report(
         prompts=2,
         tokens=16,
-        tau=pytest.approx(10 / 3),
-        slot_acceptance=[1.0, pytest.approx(2 / 3), pytest.approx(2 / 3)],
-        lossless=True,
+        block_size=4,
+        verifications=6,
+        accepted=[6, 4, 4],
         mismatches=[],
         speculative_forwards=8,
         plain_forwards=16,
@@ -253,13 +256,37 @@ def test_an_evaluation_reports_acceptance_forwards_and_seconds(easy: Target) -> 
         plain_seconds=30.0,
     )
     assert seen == [(1, 2, pytest.approx(10 / 3)), (2, 2, pytest.approx(10 / 3))]
-    json.dumps(report.to_dict())
+    assert given == [2, 4, 4, *[1] * 8] * 2
+    said = json.loads(json.dumps(report.to_dict()))
+    assert said["tau"] == pytest.approx(10 / 3) and said["lossless"] is True
+    assert said["slot_acceptance"] == pytest.approx([1, 2 / 3, 2 / 3])
+    assert said["slot_conditional"] == pytest.approx([1, 2 / 3, 1])
+    assert (said["speculative_tokens_per_s"], said["plain_tokens_per_s"]) == pytest.approx((16 / 3, 16 / 30))
+    assert said["speedup"] == pytest.approx(10) and said["speedup_forwards"] == 2
+    both = merged([report, replace(report, mismatches=[Mismatch(1, 5, 7, 8, 0.5)])])
+    assert (both.prompts, both.accepted, both.tau) == (4, [12, 8, 8], pytest.approx(10 / 3))
+    assert both.mismatches == [Mismatch(3, 5, 7, 8, 0.5)] and not both.lossless
+    with pytest.raises(DataError, match="block sizes"):
+        merged([report, replace(report, block_size=8)])
 
 
 def test_an_output_that_is_not_the_targets_is_reported(easy: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.evaluate.greedy", lambda *args: [*greedy(*args)[:5], -1])
-    report = evaluate(easy, Oracle(easy, PROMPT, set()), [PROMPT], 8)
-    assert not report.lossless and report.mismatches == [(0, 5)]
+    drafter = Oracle(easy, PROMPT, set())
+    own, other = drafter.truth[5], (drafter.truth[5] + 1) % 32
+    monkeypatch.setattr("trainer.evaluate.greedy", lambda *args, **_: [*greedy(*args)[:5], other])
+    report = evaluate(easy, drafter, [PROMPT], 8)
+    (found,) = report.mismatches
+    assert not report.lossless and (found.prompt, found.position) == (0, 5)
+    assert (found.speculative, found.plain) == (own, other)
+    # The target itself prefers its own token by this much, so the output called plain is the wrong one here.
+    with torch.no_grad():
+        ids = torch.tensor([[*PROMPT, *drafter.truth[:5]]])
+        logits = easy.step(ids, easy.new_cache())[0][0, -1] @ easy.head_weight.T
+    assert found.gap is not None and found.gap < 0
+    assert found.gap == pytest.approx(float(logits[other] - logits[own]), rel=1e-4)
+    monkeypatch.setattr("trainer.evaluate.greedy", lambda *args, **_: greedy(*args)[:5])
+    (shorter,) = evaluate(easy, drafter, [PROMPT], 8).mismatches
+    assert (shorter.position, shorter.speculative, shorter.plain, shorter.gap) == (5, own, None, None)
     assert first_difference([1, 2], [1, 2, 3]) == 2
 
 
