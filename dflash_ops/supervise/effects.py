@@ -21,7 +21,10 @@ class EffectFailed(DflashError):
 
 class Effects(Protocol):
     def fenced(self) -> bool:
-        """Whether the lease is still ours: asked anew, by our token, before each of the other calls."""
+        """Whether we may still act: the lease is ours (by our token, asked anew), and no person asked for a stop.
+
+        Asked before each of the other calls.
+        """
         ...
 
     def journal(self, event: str, data: dict[str, Any], attempt: int | None) -> Event:
@@ -42,6 +45,8 @@ class Effects(Protocol):
 
     def end(self, attempt: int, seconds: float) -> None:
         """TERM to the recorded launcher, KILL after the grace time, until its whole recorded family is gone.
+
+        Of an attempt that has ended: what it left behind. Its stop record names the actor `supervisor`.
 
         Raises:
             EffectFailed: something of it still lives after `seconds`.
@@ -77,7 +82,8 @@ class Effects(Protocol):
         already, that number and nothing else.
 
         Args:
-            fresh: from the beginning (checkpoints are aside). release: another one than last time.
+            overlay: on `supervise.remedies.apply`'s terms. fresh: from the beginning (checkpoints are aside).
+            release: another one than last time. decision: kept in the attempt's `attempt_started` event.
 
         Raises:
             EffectFailed: it did not come up; nothing of it is left.
