@@ -12,7 +12,6 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dflash_ops.collect.playbooks import load_documents
 from dflash_ops.contracts import (
     Budgets,
     Decision,
@@ -29,6 +28,7 @@ from dflash_ops.contracts import (
     Way,
     to_dict,
 )
+from dflash_ops.playbooks import load_documents
 from dflash_ops.supervise.ledger import fold
 from dflash_ops.supervise.situation import CheckpointSeen, Situation
 from dflash_ops.triage.playbook import compile_playbooks
