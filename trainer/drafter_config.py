@@ -159,8 +159,18 @@ class DrafterConfig:
             causal=causal and SLIDING in types,
         )
 
-    def to_hf(self) -> dict[str, Any]:
-        """The exported config.json. Both spellings of RoPE are written, and how sliding layers see their block."""
+    @property
+    def mixed(self) -> bool:
+        """Whether sliding layers look only backwards in their block and full layers do not: no one word says it."""
+        return self.causal and FULL in self.layer_types
+
+    def to_hf(self, *, by_layer: bool = False) -> dict[str, Any]:
+        """The exported config.json. Both spellings of RoPE are written, and how sliding layers see their block.
+
+        Args:
+            by_layer: leave causality out where layers differ in it (`mixed`): servers that apply one word to every
+                layer then take each kind's own default, which is sliding causal, full not.
+        """
         dflash: dict[str, Any] = {
             "mask_token_id": self.mask_token_id,
             "target_layer_ids": list(self.target_layer_ids),
@@ -196,7 +206,7 @@ class DrafterConfig:
             "block_size": self.block_size,
             "dflash_config": dflash,
         }
-        if SLIDING in self.layer_types:
+        if SLIDING in self.layer_types and not (by_layer and self.mixed):
             # Servers take a missing value for causal. Both places are read, by different servers.
             dflash["causal"] = self.causal
             out["is_causal"] = self.causal

@@ -17,6 +17,7 @@ from trainer.errors import CheckpointError, ConfigError
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
 
 
 def drafter_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
@@ -31,6 +32,7 @@ def export_drafter(
     out_dir: str | Path,
     *,
     dtype: torch.dtype | None = None,
+    by_layer: bool = False,
 ) -> Path:
     """Writes a drafter beside `out_dir`, makes it durable, and renames it into place.
 
@@ -39,6 +41,7 @@ def export_drafter(
         config: its geometry.
         out_dir: replaced if it is an earlier export.
         dtype: of the weights written; as they are if None.
+        by_layer: leave causality to each kind of layer's default where they differ (`DrafterConfig.to_hf`).
 
     Returns:
         `out_dir`.
@@ -55,7 +58,7 @@ def export_drafter(
         raise ConfigError("the output folder exists and is no earlier export", str(out), "name another folder")
     weights = {k: v.detach().to("cpu", dtype or v.dtype).contiguous().clone() for k, v in drafter_state.items()}
     written = next(iter(weights.values())).dtype
-    described = config.to_hf()
+    described = config.to_hf(by_layer=by_layer)
     described["dtype"] = described["torch_dtype"] = str(written).removeprefix("torch.")
 
     beside = out.with_name(f".{out.name}.{os.getpid()}.new")
@@ -109,8 +112,13 @@ def load_drafter(folder: str | Path) -> tuple[DrafterConfig, dict[str, Tensor]]:
     config = DrafterConfig.from_hf(described)
     weights = folder / WEIGHTS_FILE
     try:
-        state = load_file(str(weights))
-    except (OSError, SafetensorError, ValueError) as error:
+        index = folder / INDEX_FILE
+        if index.exists() and not weights.exists():
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            state = {k: v for name in names for k, v in load_file(str(folder / name)).items()}
+        else:
+            state = load_file(str(weights))
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"the drafter's weights cannot be read: {error}", str(weights)) from error
     _check_state({k: tuple(v.shape) for k, v in state.items()}, config, str(weights))
     return config, state

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,8 @@ from trainer.checkpoint import Checkpoint, choose
 from trainer.config import RunConfig
 from trainer.corpus import Progress, open_corpus
 from trainer.data import DataIndex, scan
-from trainer.drafter_config import DrafterConfig
+from trainer.drafter_config import SLIDING, DrafterConfig
+from trainer.drafter_start import same_start, start_notes, start_of
 from trainer.errors import ConfigError, ConfigErrors, DataError
 from trainer.features import check_features, identity_of
 from trainer.plan import Base, Plan
@@ -30,14 +31,9 @@ _TARGET_NEXT = "give the folder of a Hugging Face causal LM with safetensors wei
 _COPY_NEXT = "copy the target's folder again, whole"
 #: Names under which a text target, and the text part of a vision-language one, keep their embedding.
 _EMBEDDINGS = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
-_SHAPES = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-)
+#: What a drafter that is gone on from decides, since [drafter] has no keys for it.
+_WIDTHS = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+_OF_START = ("rope_theta", "rope_parameters", "rms_norm_eps", "max_position_embeddings")
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
@@ -162,8 +158,12 @@ def _check_weights(file: Path, embedding: list[int]) -> None:
             )
 
 
-def drafter_geometry(config: RunConfig, target: TargetFacts) -> DrafterConfig:
+def drafter_geometry(config: RunConfig, target: TargetFacts, start: DrafterConfig | None = None) -> DrafterConfig:
     """The drafter that the config asks for, from the target's config.json.
+
+    Args:
+        start: a drafter whose weights it goes on from. What [drafter] has no key for (widths of MLP and heads, RoPE,
+            causality) is then as it is there.
 
     Raises:
         ConfigError: a geometry that cannot be.
@@ -173,7 +173,7 @@ def drafter_geometry(config: RunConfig, target: TargetFacts) -> DrafterConfig:
         raw["text_config"] = SimpleNamespace(**raw["text_config"])
     table = config.drafter
     try:
-        return DrafterConfig.from_target(
+        asked = DrafterConfig.from_target(
             SimpleNamespace(**raw),
             layers=table.layers,
             block_size=table.block_size,
@@ -182,7 +182,12 @@ def drafter_geometry(config: RunConfig, target: TargetFacts) -> DrafterConfig:
             target_layer_ids=table.layer_ids,
             sliding_window=table.sliding_window,
             full_layers=table.full_layers,
+            **({} if start is None else {name: getattr(start, name) for name in _WIDTHS}),
         )
+        if start is None:
+            return asked
+        kept = {name: getattr(start, name) for name in _OF_START}
+        return replace(asked, **kept, causal=start.causal and SLIDING in asked.layer_types)
     except ConfigError as error:
         raise ConfigError(error.what, f"drafter ({error.where}), target {target.path}", error.next) from error
 
@@ -205,7 +210,9 @@ def prepare(
         ConfigError, DataError, CheckpointError: what cannot run.
     """
     target = read_target(config.target.path)
-    drafter = drafter_geometry(config, target)
+    chosen = None if checkpoints is None else choose(checkpoints, resume)
+    start = start_of(config, chosen)
+    drafter = drafter_geometry(config, target, start)
     layout = RingLayout(
         slots=config.slots,
         batch=config.data.batch_size,
@@ -215,11 +222,10 @@ def prepare(
     )
     if not Path(config.ring.dir).is_dir():
         raise ConfigError("there is no such folder", f"ring.dir = {config.ring.dir}", "name a folder on a large tmpfs")
-    chosen = None if checkpoints is None else choose(checkpoints, resume)
     if chosen is not None:
         _same_drafter(chosen, drafter)
-    elif config.drafter.init_from is not None:
-        _same_shapes(config.drafter.init_from, drafter)
+    elif start is not None:
+        same_start(config.drafter.init_from or "", start, drafter)
     limit = _PART_LINES if in_part and _size(config.data.path) > WHOLE_SCAN_BYTES else None
     corpus = open_corpus(
         config.data, target.path, target.vocab_size, checkpoints, limit=limit, keep=not in_part, progress=progress
@@ -234,6 +240,8 @@ def prepare(
     if config.readers and index.whole:
         check_features(Path(config.features.path or ""), identity_of(target, drafter, index, config))
     notes = [*corpus.notes, *_notes(config, index, chosen)]
+    if start is not None:
+        notes += start_notes(start, target.raw)
     base, replanned = (Base(), None) if chosen is None else _base(config, index, target, chosen)
     if replanned is not None:
         notes.append(replanned)
@@ -284,30 +292,6 @@ def _same_drafter(chosen: Checkpoint, drafter: DrafterConfig) -> None:
             f"the checkpoint holds another drafter: {what}",
             str(chosen.path),
             "correct [drafter], or begin anew in another checkpoints folder (deploy --fresh does)",
-        )
-
-
-def _same_shapes(folder: str, drafter: DrafterConfig) -> None:
-    """That the weights of `init_from` will fit, by the config that lies beside them."""
-    file = Path(folder) / "config.json"
-    try:
-        other = DrafterConfig.from_hf(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"no drafter can be read there: {error}", f"drafter.init_from = {folder}", "give an exported drafter"
-        ) from error
-    differ = [
-        f"{name} is {theirs} there, {ours} here"
-        for name in _SHAPES
-        if (theirs := getattr(other, name)) != (ours := getattr(drafter, name))
-    ]
-    if len(other.target_layer_ids) != len(drafter.target_layer_ids):
-        differ.append(f"taps are {len(other.target_layer_ids)} there, {len(drafter.target_layer_ids)} here")
-    if differ:
-        raise ConfigError(
-            f"the drafter there has other shapes: {', '.join(differ)}",
-            f"drafter.init_from = {folder}",
-            "correct [drafter], or remove init_from",
         )
 
 

@@ -18,6 +18,7 @@ COMMANDS = {
     "audit": ("trainer.cli.audit", "say whether every sample was trained once an epoch"),
     "evaluate": ("trainer.cli.evaluate", "measure a drafter in the real speculative loop"),
     "export": ("trainer.cli.export", "write a checkpoint's drafter as servers load it"),
+    "import": ("trainer.cli.import_drafter", "print the [drafter] table that goes on from a drafter's folder"),
     "features": ("trainer.cli.features", "write the target's features to disk, to train from them later"),
     "regenerate": ("trainer.cli.regenerate", "let the target itself write the responses"),
     "demo-target": ("trainer.cli.demo_target", "train the tiny target of the demo"),

@@ -21,6 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16", help="of the weights (bfloat16)"
     )
+    parser.add_argument(
+        "--causality",
+        choices=("stamped", "by-layer"),
+        default="stamped",
+        help="of a drafter with causal sliding layers and full ones: written as one word (default), or left to each "
+        "kind's default (docs/export.md)",
+    )
     parser.add_argument("--json", action="store_true", help="the last line of the output is a JSON object")
 
 
@@ -51,9 +58,16 @@ def main(args: argparse.Namespace) -> int:
 
         from trainer.export import export_drafter
 
-        out = export_drafter(source.state, source.config, args.out, dtype=getattr(torch, args.dtype))
+        by_layer = args.causality == "by-layer"
+
+        out = export_drafter(source.state, source.config, args.out, dtype=getattr(torch, args.dtype), by_layer=by_layer)
     size = sum(f.stat().st_size for f in out.iterdir())
     print(f"wrote {out}: step {source.step}, {len(source.state)} tensors, {size / 2**20:.1f} MiB, {args.dtype}")
+    if source.config.mixed and not by_layer:
+        print(
+            "note: is_causal is written as trained (sliding layers). A server that applies it to full layers too would "
+            "lower acceptance: for such a one export with --causality by-layer (docs/export.md)"
+        )
     if args.json:
         record = {
             "schema": 1,

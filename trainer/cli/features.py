@@ -46,7 +46,8 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError("there are 0 targets to compute features", "workers.target_devices", "name a device")
     with StopSignals() as signals:
         raise_if_any(gpus_missing(config))
-        prepared = prepare(replace(config, features=replace(config.features, path=None)), None, "none")
+        alone = replace(config, features=replace(config.features, path=None))
+        prepared = prepare(alone, None, "none", progress=_tokenizing())
         from trainer.feature_writer import write_features
 
         bar = Bar("features", sum(prepared.index.lengths), "tokens")
@@ -79,6 +80,18 @@ def _shown(bar: Bar) -> Callable[[int, int, str], None]:
             before = done
             bar.start(done)
         bar.update(done, text)
+
+    return show
+
+
+def _tokenizing() -> Callable[[int, int, str], None]:
+    """Progress of conversations that are made into tokens first."""
+    bars: list[Bar] = []
+
+    def show(done: int, total: int, text: str) -> None:
+        if not bars:
+            bars.append(Bar("tokenizing", max(1, total), "lines", done=done))
+        bars[0].update(done, text)
 
     return show
 
