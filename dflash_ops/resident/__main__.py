@@ -36,6 +36,7 @@ COMMANDS = {
     "aside": ("aside", "main", "move the checkpoints aside, whole"),
     "enable": ("enable", "main", "have the machine start the resident at boot"),
     "boot": ("enable", "boot_main", "what the machine calls at boot"),
+    "checkpoints": ("checkpoints", "main", "list, verify, set aside, bring back"),
     "preflight": ("preflight", "main", "is the machine ready for the job"),
 }
 

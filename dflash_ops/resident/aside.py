@@ -8,6 +8,7 @@ import json
 import os
 import stat
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,44 @@ def aside(layout: Layout, reason: str, actor: str = "operator", checkpoints: Pat
         ) from error
     folder.mkdir(mode=mode)
     sync_folder(folder.parent)
+    return {"schema": 1, "moved": True, "from": str(folder), "to": str(moved), "files": len(files), "bytes": size}
+
+
+def move_some(layout: Layout, folder: Path, names: Sequence[str], reason: str, actor: str) -> dict[str, Any]:
+    """Single entries of the checkpoints folder set aside, each by a rename, with a manifest as `aside` writes it.
+
+    Returns:
+        `aside`'s answer; `moved` false where there is nothing to move.
+    """
+    if not names:
+        return {"schema": 1, "moved": False, "from": str(folder), "to": None, "files": 0, "bytes": 0}
+    same = folder.stat().st_dev == layout.root.stat().st_dev
+    base = layout.aside if same else folder.with_name(f"{folder.name}.aside")
+    place = _new_folder(base, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
+    moved = place / folder.name
+    moved.mkdir()
+    chosen = set(names)
+    files = [f for f in _listing(folder) if Path(str(f["path"])).parts[0] in chosen]
+    size = sum(int(f["size"]) for f in files)
+    manifest = {
+        "schema": 1,
+        "t": time.time(),
+        "reason": reason,
+        "actor": actor,
+        "from": str(folder),
+        "to": str(moved),
+        "names": sorted(names),
+        "restore": f"mv -n {moved}/* {folder}",
+        "files": files,
+        "bytes": size,
+    }
+    write_atomic(place / "manifest.json", json.dumps(manifest, ensure_ascii=False, indent=1).encode() + b"\n")
+    data = {"from": str(folder), "to": str(moved), "reason": reason, "names": sorted(names), "bytes": size}
+    journal.append(layout.journal, "checkpoints_aside", actor=actor, data=data)
+    for name in names:
+        (folder / name).rename(moved / name)
+    sync_folder(moved)
+    sync_folder(folder)
     return {"schema": 1, "moved": True, "from": str(folder), "to": str(moved), "files": len(files), "bytes": size}
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
-import time
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from dflash_ops.contracts import JobSpec, Layout, to_dict
 from dflash_ops.errors import DeployError, DflashError, UsageError
 from dflash_ops.resident import attempts, journal, preflight, receive, releases, spec, start, stop
 from dflash_ops.resident.answer import say
-from dflash_ops.resident.aside import aside
+from dflash_ops.resident.aside import aside, move_some
 from dflash_ops.resident.attempts import Attempt
 from dflash_ops.resident.begin import read_request
 from dflash_ops.resident.files import run_lock, sync_folder
@@ -194,18 +192,5 @@ def _checkpoints(layout: Layout, job: JobSpec, request: dict[str, Any]) -> dict[
     new = sorted(e.name for e in os.scandir(folder) if e.stat(follow_symlinks=False).st_mtime >= began.t)
     if not new:
         return {"set_aside": None, "restored": None}
-    return {"set_aside": str(_move(layout, folder, new)), "restored": None}
-
-
-def _move(layout: Layout, folder: Path, names: Iterable[str]) -> Path:
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    base = (
-        layout.aside if folder.stat().st_dev == layout.root.stat().st_dev else folder.with_name(f"{folder.name}.aside")
-    )
-    place = base / f"{stamp}-{secrets.token_hex(2)}" / folder.name
-    place.mkdir(parents=True)
-    for name in names:
-        (folder / name).rename(place / name)
-    sync_folder(place)
-    sync_folder(folder)
-    return place
+    moved = move_some(layout, folder, new, job.reason or "rolled back", job.actor)
+    return {"set_aside": moved["to"], "restored": None}

@@ -166,7 +166,7 @@ class Watcher:
         self._stamp: object = None
         self._journal_size = -1
         self._last_event: Event | None = None
-        self._journal_checkpoint: CheckpointInfo | None = None
+        self._journal_checkpoints: list[CheckpointInfo] = []
         self._aside_t = 0.0
 
     @property
@@ -241,13 +241,17 @@ class Watcher:
         for event in decode_journal(raw)[0]:
             self._last_event = event
             if event.event == "checkpoint" and isinstance(event.data.get("step"), int):
-                self._journal_checkpoint = CheckpointInfo(event.data["step"], str(event.data.get("path", "")), event.t)
+                saved = CheckpointInfo(event.data["step"], str(event.data.get("path", "")), event.t)
+                self._journal_checkpoints = [*self._journal_checkpoints[-99:], saved]
+            elif event.event == "checkpoints_aside" and isinstance(event.data.get("names"), list):
+                gone = set(map(str, event.data["names"]))  # single ones: the older ones are still there
+                self._journal_checkpoints = [c for c in self._journal_checkpoints if Path(c.path).name not in gone]
             elif event.event == "checkpoints_aside":
                 self._aside_t = event.t
 
     def _checkpoint(self, one: _One) -> CheckpointInfo | None:
         """The newest one that was told of and not set aside since: a fresh start has none to go back to."""
-        newest = one.checkpoint or self._journal_checkpoint
+        newest = one.checkpoint or (self._journal_checkpoints[-1] if self._journal_checkpoints else None)
         return newest if newest is not None and newest.t > self._aside_t else None
 
     def _read_attempt(self) -> Attempt | None:
