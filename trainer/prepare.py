@@ -13,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from trainer.board import require_tensorboard
 from trainer.checkpoint import Checkpoint, choose
 from trainer.config import RunConfig
 from trainer.corpus import Progress, open_corpus
@@ -211,8 +210,6 @@ def prepare(
         ConfigError, DataError, CheckpointError: what cannot run.
     """
     target = read_target(config.target.path)
-    if config.train.tensorboard:
-        require_tensorboard()
     chosen = None if checkpoints is None else choose(checkpoints, resume)
     start = start_of(config, chosen)
     drafter = drafter_geometry(config, target, start)

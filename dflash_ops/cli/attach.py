@@ -9,19 +9,21 @@ from typing import Annotated
 import typer
 
 from dflash_ops.cli.common import InventoryOption, JobArgument
+from dflash_ops.cli.several import NodeOption
 from dflash_ops.errors import CommandFailed
 
 
 def command(
     job: JobArgument = None,
     show: Annotated[bool, typer.Option("--print", help="Only print the command to type on the job's machine.")] = False,
+    node: NodeOption = None,
     inventory: InventoryOption = None,
 ) -> int:
-    """Open the job's tmux session in this terminal; leave it with Ctrl-b d, the job goes on."""
+    """Open the tmux session of a job (or of node 0) in this terminal; leave it with Ctrl-b d, the job goes on."""
     from dflash_ops.cli.watching import job_client
     from dflash_ops.view.status import attach_argv
 
-    client = job_client(inventory, job)
+    client = job_client(inventory, job, node)
     argv = attach_argv(client.job.session, client.job.socket)
     try:
         if show or not (sys.stdin.isatty() and sys.stdout.isatty()):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dflash_ops.cli.common import InventoryOption, JsonOption
-from dflash_ops.cli.several import AllOption, JobsArgument, chosen, perform
+from dflash_ops.cli.several import AllOption, JobsArgument, Part, chosen, perform
 from dflash_ops.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,7 +70,9 @@ def command(
     from dflash_ops.cli.adopted import refuse_adopted
     from dflash_ops.cli.watching import actor
     from dflash_ops.deploy.decide import Options
+    from dflash_ops.deploy.nodes import NodesDeployment, once
     from dflash_ops.deploy.run import Deployment
+    from dflash_ops.deploy.spec import build_release
 
     options = Options(
         plan=plan,
@@ -95,4 +98,24 @@ def command(
             progress.note(f"watch it: dflash-ops status {shlex.quote(one.name)} --watch")
         return result.to_json()
 
-    return perform(loaded, jobs, "deploy", work, as_json=json)
+    def together(one: Job, parts: Sequence[Part], progress: Stages) -> Any:
+        build = once(lambda: build_release(one))
+        deployment = NodesDeployment(
+            one,
+            [
+                Deployment(p.host, p.job, options, p.stages, python=p.python, environ=os.environ, build=build)
+                for p in parts
+            ],
+            options,
+            progress,
+        )
+        try:
+            result = deployment.run()
+        except KeyboardInterrupt:
+            progress.note(deployment.interrupted())
+            raise
+        if not plan:
+            progress.note(f"watch it: dflash-ops status {shlex.quote(one.name)} --watch")
+        return result
+
+    return perform(loaded, jobs, "deploy", work, as_json=json, together=together)

@@ -6,17 +6,22 @@ import json
 import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dflash_ops.cli.common import InventoryOption, JsonOption, console, is_plain, load_inventory
-from dflash_ops.cli.several import AllOption, JobsArgument, chosen, each, show_errors, worst
+from dflash_ops.cli.several import AllOption, JobsArgument, Outcome, chosen, each, show_errors, worst
 from dflash_ops.errors import InventoryError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dflash_ops.doctor.report import Report
+    from dflash_ops.hosts.base import Host
+    from dflash_ops.inventory import Inventory, Job
 
 #: Sign and style of each status; the words stand beside the signs, so that nothing is said by colour alone.
 SIGNS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("fail", "bold red"), "skip": ("skip", "dim")}
@@ -49,16 +54,11 @@ def command(
 
 def _several(inventory: Path | None, names: list[str] | None, every: bool, *, accept_new: bool, as_json: bool) -> int:
     """Every job's report, hosts side by side; this machine is shown once."""
-    from dataclasses import replace
-
     from dflash_ops.cli.watching import print_json
-    from dflash_ops.doctor.examine import examine
 
     loaded, jobs = chosen(inventory, names, every)
     with _busy(f"looking at {len(jobs)} jobs"):
-        outcomes = each(
-            loaded, jobs, lambda job, host, python: examine(loaded, job, host, os.environ), accept_new=accept_new
-        )
+        outcomes = _examined(loaded, jobs, accept_new=accept_new)
     seen: set[str] = set()
     for outcome in outcomes:
         if outcome.error is None:
@@ -75,25 +75,43 @@ def _several(inventory: Path | None, names: list[str] | None, every: bool, *, ac
     return worst(outcomes)
 
 
+def _examined(loaded: Inventory, jobs: Sequence[Job], *, accept_new: bool) -> list[Outcome]:
+    """A report for each job; of one with nodes all their places in one report."""
+    from dflash_ops.doctor.examine import examine, merged
+
+    def look(job: Job, host: Host, python: str) -> Report:
+        return examine(loaded, job, host, os.environ)
+
+    flat = iter(each(loaded, [part for job in jobs for part in job.parts], look, accept_new=accept_new))
+    outcomes = []
+    for job in jobs:
+        mine = [next(flat) for _ in job.parts]
+        failed = next((o for o in mine if o.error is not None), None)
+        whole = replace(failed or mine[0], job=job)
+        if job.nodes and failed is None:
+            whole.result = merged([o.result for o in mine], job)
+        outcomes.append(whole)
+    return outcomes
+
+
 def _report(inventory: Path | None, name: str | None, *, accept_new: bool) -> Report:
-    from dflash_ops.doctor.examine import examine, without_job
-    from dflash_ops.hosts.factory import open_host
+    from dflash_ops.doctor.examine import without_job
 
     try:
         loaded = load_inventory(inventory)
         job = loaded.job(name)
-        host = open_host(loaded, job.host, accept_new=accept_new)
     except InventoryError as error:
         return without_job(error)  # this machine can be looked at all the same
     except UsageError as error:
         if name is not None:
             raise  # a job was named, and it is not there
         return without_job(error)
-    try:
-        with _busy(f"looking at host {job.host} (importing torch there takes a while)"):
-            return examine(loaded, job, host, os.environ)
-    finally:
-        host.close()
+    with _busy(f"looking at host {', '.join(job.hosts)} (importing torch there takes a while)"):
+        (outcome,) = _examined(loaded, [job], accept_new=accept_new)
+    if outcome.error is not None:
+        raise outcome.error
+    report: Report = outcome.result
+    return report
 
 
 def _busy(text: str) -> AbstractContextManager[object]:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import queue
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from dflash_ops.cli.common import console, is_plain
 from dflash_ops.client import JobClient, Seen
 from dflash_ops.contracts import State
-from dflash_ops.errors import CommandFailed, HostError
+from dflash_ops.errors import CommandFailed, DflashError, HostError
 from dflash_ops.view.status import change_key, job_json, line, render
+
+if TYPE_CHECKING:
+    from dflash_ops.view.nodes import NodeSeen
 
 #: States in which nothing more will come, and the exit code of each.
 ENDS = {State.FINISHED: 0, State.STOPPED: 0, State.CRASHED: 1}
@@ -27,6 +33,76 @@ def watch(client: JobClient, *, as_json: bool = False) -> int:
     if as_json or is_plain(sys.stdout):
         return _plain(client, as_json=as_json)
     return _screen(client)
+
+
+def watch_nodes(clients: Sequence[JobClient], *, as_json: bool = False) -> int:
+    """Show a job of several nodes until all of them have ended: 0, or 1 where one crashed or was never deployed."""
+    if as_json or is_plain(sys.stdout):
+        return _plain_nodes(clients, as_json=as_json)
+    from rich.live import Live
+
+    from dflash_ops.view.nodes import render_nodes
+
+    out = console()
+    nodes: list[NodeSeen] = []
+    with Live(console=out, refresh_per_second=REFRESH_HZ, vertical_overflow="crop") as live:
+        for nodes in nodes_stream(clients):
+            live.update(render_nodes(nodes, out.width))
+    return _code(nodes)
+
+
+def nodes_stream(clients: Sequence[JobClient]) -> Iterator[list[NodeSeen]]:
+    """All nodes whenever one has news, once each was seen; ends when all have ended.
+
+    Raises:
+        DflashError: what one of them says that cannot be understood.
+    """
+    from dflash_ops.view.nodes import NodeSeen
+
+    news: queue.SimpleQueue[tuple[int, Seen | DflashError | None]] = queue.SimpleQueue()
+
+    def follow(rank: int, client: JobClient) -> None:
+        try:
+            for seen in stream(client):
+                news.put((rank, seen))
+        except DflashError as error:
+            news.put((rank, error))
+        news.put((rank, None))
+
+    for rank, client in enumerate(clients):
+        threading.Thread(target=follow, args=(rank, client), daemon=True).start()
+    known: dict[int, NodeSeen] = {}
+    left = len(clients)
+    while left:
+        rank, seen = news.get()
+        if isinstance(seen, DflashError):
+            raise seen
+        if seen is None:
+            left -= 1
+        else:
+            job = clients[rank].job
+            known[rank] = NodeSeen(rank, job.host, job.root, seen.snapshot, seen.now, seen.deployed)
+        if len(known) == len(clients) and news.empty():  # of a burst only the last is worth drawing
+            yield [known[n] for n in sorted(known)]
+
+
+def _code(nodes: Sequence[NodeSeen]) -> int:
+    return max((ENDS.get(n.snapshot.state, 1) for n in nodes), default=1)
+
+
+def _plain_nodes(clients: Sequence[JobClient], *, as_json: bool) -> int:
+    from dflash_ops.view.nodes import lines, nodes_json
+
+    last: object = None
+    nodes: list[NodeSeen] = []
+    for nodes in nodes_stream(clients):
+        key = [change_key(n.snapshot) for n in nodes]
+        if key == last:
+            continue
+        last = key
+        one = {"schema": 1, "kind": "status", "jobs": [nodes_json(nodes)]} if as_json else None
+        print(json.dumps(one, ensure_ascii=False, allow_nan=False) if one else lines(nodes), flush=True)
+    return _code(nodes)
 
 
 def stream(client: JobClient) -> Iterator[Seen]:

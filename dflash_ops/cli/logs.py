@@ -1,13 +1,24 @@
-"""`dflash-ops logs`: the job's output, raw."""
+"""`dflash-ops logs`: the job's output, raw; of a job on several machines each line with its node in front."""
 
 from __future__ import annotations
 
+import queue
 import sys
-from typing import Annotated
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dflash_ops.cli.common import InventoryOption, JobArgument
+from dflash_ops.cli.common import InventoryOption, JobArgument, load_job
+from dflash_ops.cli.several import NodeOption
+from dflash_ops.errors import DflashError
+
+if TYPE_CHECKING:
+    from dflash_ops.client import JobClient
+
+#: Lines that may wait to be printed: a trainer that prints fast is slowed down with its reader, not kept in memory.
+WAITING = 1000
 
 
 def command(
@@ -18,20 +29,80 @@ def command(
     ] = None,
     attempt: Annotated[int | None, typer.Option("--attempt", metavar="N", min=1, help="Else the newest.")] = None,
     lines: Annotated[int, typer.Option("--lines", "-n", metavar="N", min=0, help="Lines from the end.")] = 100,
+    node: NodeOption = None,
     inventory: InventoryOption = None,
 ) -> int:
-    """The job's output, from one worker or all."""
-    from dflash_ops.cli.watching import job_client
+    """The job's output, from one worker or all; on several machines from all nodes, or with --node from one."""
+    from dflash_ops.cli.adopted import client_of
+    from dflash_ops.hosts.factory import Hosts
 
-    client = job_client(inventory, job)
+    loaded, whole = load_job(inventory, job)
+    parts = whole.at_node(node).parts
+    hosts = Hosts(loaded)
+    clients = [client_of(hosts[part.host], part, loaded.host_of(part).python) for part in parts]
+
+    def read(client: JobClient) -> Iterator[bytes]:
+        return client.logs(follow=follow, worker=worker, attempt=attempt, lines=lines)
+
     out = sys.stdout.buffer
     try:
-        for raw in client.logs(follow=follow, worker=worker, attempt=attempt, lines=lines):
-            # As bytes: a trainer's output need not be UTF-8, and its colours are its own.
-            out.write(raw + b"\n")
-            out.flush()
+        if len(clients) == 1:
+            for raw in read(clients[0]):
+                # As bytes: a trainer's output need not be UTF-8, and its colours are its own.
+                out.write(raw + b"\n")
+                out.flush()
+            return 0
+        return _nodes(clients, read, side_by_side=follow)
     except BrokenPipeError:  # `| head` has seen enough
         sys.stdout = None
+        return 0
     finally:
-        client.host.close()
+        hosts.close()
+
+
+def _nodes(clients: Sequence[JobClient], read: Callable[[JobClient], Iterator[bytes]], *, side_by_side: bool) -> int:
+    """Every node's lines, each with its node in front: one node after the other, or as they come.
+
+    Raises:
+        NodesFailed: of some nodes; what the others say was printed.
+    """
+    from dflash_ops.nodes import NodesFailed, at_node
+
+    waiting: queue.Queue[tuple[int, bytes | DflashError | None]] = queue.Queue(WAITING)
+
+    def one(rank: int) -> Iterator[tuple[int, bytes | DflashError | None]]:
+        try:
+            for raw in read(clients[rank]):
+                yield rank, raw
+        except DflashError as error:
+            yield rank, error
+        yield rank, None
+
+    def forward(rank: int) -> None:
+        for item in one(rank):
+            waiting.put(item)
+
+    def in_turn() -> Iterator[tuple[int, bytes | DflashError | None]]:
+        for rank in range(len(clients)):
+            yield from one(rank)
+
+    def as_they_come() -> Iterator[tuple[int, bytes | DflashError | None]]:
+        for rank in range(len(clients)):
+            threading.Thread(target=forward, args=(rank,), daemon=True).start()
+        left = len(clients)
+        while left:
+            item = waiting.get()
+            left -= item[1] is None
+            yield item
+
+    errors: list[DflashError] = []
+    out = sys.stdout.buffer
+    for rank, item in as_they_come() if side_by_side else in_turn():
+        if isinstance(item, DflashError):
+            errors += at_node(clients[rank].job.label, item)
+        elif item is not None:
+            out.write(b"node %d | %s\n" % (rank, item))
+            out.flush()
+    if errors:
+        raise NodesFailed(errors, {})
     return 0

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from dflash_ops.cli.common import InventoryOption, JsonOption, console
-from dflash_ops.cli.several import AllOption, JobsArgument, chosen, each, show_errors, worst
+from dflash_ops.cli.several import AllOption, JobsArgument, chosen, each_whole, show_errors, worst
 
 if TYPE_CHECKING:
     from dflash_ops.hosts.base import Host
@@ -28,8 +28,8 @@ def command(
         said = JobClient(host, one, python).ask("releases")
         return {**said, "job": one.name, "host": one.host}
 
-    outcomes = each(loaded, jobs, look)
-    if len(outcomes) == 1 and outcomes[0].error is not None:
+    outcomes = each_whole(loaded, jobs, "releases", look)
+    if len(outcomes) == 1 and outcomes[0].error is not None and not outcomes[0].result:
         raise outcomes[0].error
     if json and len(outcomes) == 1:
         print_json(outcomes[0].result)
@@ -38,20 +38,24 @@ def command(
         print_json({"schema": 1, "kind": "releases.all", "exit": code, "jobs": [o.to_json() for o in outcomes]})
     else:
         for outcome in outcomes:
-            if outcome.error is None:
-                _show(outcome.result, named=len(outcomes) > 1)
+            if outcome.job.nodes:
+                for node in outcome.result["nodes"]:
+                    if node["result"]:
+                        _show(node["result"], f"{outcome.job.name}, node {node['node']} on {node['host']}")
+            elif outcome.error is None:
+                _show(outcome.result, f"{outcome.job.name} on {outcome.job.host}" if len(outcomes) > 1 else "")
     show_errors(outcomes)
     return worst(outcomes)
 
 
-def _show(said: dict[str, Any], *, named: bool) -> None:
+def _show(said: dict[str, Any], title: str) -> None:
     from rich.table import Table
 
     from dflash_ops.view.text import clean, duration, size
 
     table = Table(box=None, pad_edge=False, header_style="bright_black", title_justify="left")
-    if named:
-        table.title = clean(f"{said['job']} on {said['host']}")
+    if title:
+        table.title = clean(title)
     for head in ("release", "", "came", "files", "size", "attempts", "source"):
         table.add_column(head, no_wrap=head != "source", overflow="fold")
     now = time.time()
@@ -70,4 +74,4 @@ def _show(said: dict[str, Any], *, named: bool) -> None:
     if said["releases"]:
         out.print(table)
     else:
-        out.print(f"{clean(said['job'])}: no release is there")
+        out.print(f"{clean(title or said['job'])}: no release is there")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dflash_ops.cli.common import InventoryOption, JsonOption, load_inventory
-from dflash_ops.cli.several import perform
+from dflash_ops.cli.several import Part, perform
 from dflash_ops.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def command(
     from dflash_ops.cli.watching import actor
     from dflash_ops.deploy.back import Rollback
     from dflash_ops.deploy.decide import Options
+    from dflash_ops.deploy.nodes_back import NodesRollback
 
     options = Options(plan=plan, reason=reason, actor=actor(), grace_s=grace, watch_s=watch_window)
 
@@ -55,7 +57,13 @@ def command(
         refuse_adopted(one, "rollback", always=True)
         return Rollback(host, one, release, options, progress, python=python, environ=os.environ).run().to_json()
 
-    return perform(loaded, [job], "rollback", work, as_json=json)
+    def together(one: Job, parts: Sequence[Part], progress: Stages) -> Any:
+        backs = [
+            Rollback(p.host, p.job, release, options, p.stages, python=p.python, environ=os.environ) for p in parts
+        ]
+        return NodesRollback(one, backs, options, progress).run()
+
+    return perform(loaded, [job], "rollback", work, as_json=json, together=together)
 
 
 def meant(loaded: Inventory, words: list[str]) -> tuple[str | None, Job]:

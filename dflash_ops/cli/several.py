@@ -6,10 +6,8 @@ the largest of them (docs/contracts.md, Exit codes).
 
 from __future__ import annotations
 
-import queue
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +16,7 @@ import typer
 
 from dflash_ops.cli.common import load_inventory, render_error
 from dflash_ops.errors import DflashError, UsageError
+from dflash_ops.parallel import SIDE_BY_SIDE, Ended, side_by_side
 
 if TYPE_CHECKING:
     from dflash_ops.hosts.base import Host
@@ -29,9 +28,6 @@ JobsArgument = Annotated[
     typer.Argument(metavar="[JOB]...", help="Jobs of the inventory; not needed where it has only one."),
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="All jobs of the inventory.")]
-
-#: Hosts that are worked on at one time.
-SIDE_BY_SIDE = 8
 
 
 @dataclass
@@ -49,8 +45,18 @@ class Outcome:
         if self.error is not None:
             error = {"type": type(self.error).__name__, "what": self.error.what, "where": self.error.where,
                      "next": self.error.next}  # fmt: skip
-        return {"job": self.job.name, "host": self.job.host, "exit": self.code, "error": error, "result": self.result}
+        return {
+            "job": self.job.name,
+            "host": ", ".join(self.job.hosts),
+            "exit": self.code,
+            "error": error,
+            "result": self.result,
+        }
 
+
+NodeOption = Annotated[
+    int | None, typer.Option("--node", metavar="K", min=0, help="One node of a job on several machines, from 0.")
+]
 
 #: Does one job; gives what `--json` prints, or raises.
 Work = Callable[["Job", "Host", str, "Stages"], Any]
@@ -75,96 +81,174 @@ def chosen(inventory: Path | None, names: Sequence[str] | None, every: bool) -> 
 def each(
     loaded: Inventory, jobs: Sequence[Job], work: Callable[[Job, Host, str], Any], *, accept_new: bool = False
 ) -> list[Outcome]:
-    """`work(job, host, python)` for every job, hosts side by side; outcomes in the order of `jobs`.
+    """`work(job, host, python)` for every job or node, hosts side by side; outcomes in the order of `jobs`."""
 
-    Ctrl-C leaves at once: the workers are daemons, and what they began on a machine is left in a state that the next
-    command understands.
-    """
+    def one(job: Job, hosts: Mapping[str, Host]) -> Any:
+        return work(job, hosts[job.host], loaded.host_of(job).python)
+
+    return _each(loaded, jobs, one, accept_new=accept_new)
+
+
+def each_whole(
+    loaded: Inventory,
+    jobs: Sequence[Job],
+    kind: str,
+    work: Callable[[Job, Host, str], Any],
+) -> list[Outcome]:
+    """As `each`, on every node of jobs that have some: their outcome is that of all nodes, as `--json` prints it."""
+    from dflash_ops.nodes import gathered
+
+    flat = iter(each(loaded, [part for job in jobs for part in job.parts], work))
+    outcomes = []
+    for job in jobs:
+        mine = [next(flat) for _ in job.parts]
+        if not job.nodes:
+            outcomes += mine
+            continue
+        whole = Outcome(job)
+        try:
+            whole.result = gathered(job, kind, job.nodes, [Ended(o.result, o.error) for o in mine])
+        except DflashError as error:
+            whole.error, whole.code, whole.result = error, error.exit_code, getattr(error, "result", None)
+        outcomes.append(whole)
+    return outcomes
+
+
+def _each(
+    loaded: Inventory,
+    jobs: Sequence[Job],
+    work: Callable[[Job, Mapping[str, Host]], Any],
+    *,
+    accept_new: bool = False,
+) -> list[Outcome]:
+    """`work(job, hosts)` for every job; jobs that share a host are done one after the other."""
     from dflash_ops.hosts.factory import Hosts
 
-    outcomes = {job.name: Outcome(job) for job in jobs}
+    outcomes = [Outcome(job) for job in jobs]
     hosts = Hosts(loaded, accept_new=accept_new)
-    opened = {name: hosts[name] for name in dict.fromkeys(job.host for job in jobs)}
-    by_host: dict[str, list[Job]] = {}
-    for job in jobs:
-        by_host.setdefault(job.host, []).append(job)
-    todo: queue.SimpleQueue[list[Job]] = queue.SimpleQueue()
-    for group in by_host.values():
-        todo.put(group)
-    ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+    opened = {name: hosts[name] for job in jobs for name in job.hosts}
 
-    def one_host(group: list[Job]) -> None:
-        for job in group:
-            outcome = outcomes[job.name]
-            try:
-                outcome.result = work(job, opened[job.host], loaded.host_of(job).python)
-            except DflashError as error:
-                outcome.error, outcome.code = error, error.exit_code
-                outcome.result = getattr(error, "result", None)
-            except Exception as error:  # noqa: BLE001  # a fault of one job's thread must not be lost with it
-                outcome.code = 1
-                outcome.error = DflashError(
-                    f"unexpected {type(error).__name__}: {error}",
-                    f"job {job.name}",
-                    "this is a fault of dflash-ops; name this job alone with --debug to see the traceback",
-                )
+    def in_turn(group: Sequence[Outcome]) -> None:
+        for outcome in group:
+            (ended,) = side_by_side([outcome.job], lambda job: work(job, opened), lambda job: f"job {job.name}")
+            outcome.result = ended.value
+            if ended.error is not None:
+                outcome.error, outcome.code = ended.error, ended.error.exit_code
+                outcome.result = getattr(ended.error, "result", None)
 
-    def worker() -> None:
-        try:
-            while True:
-                one_host(todo.get_nowait())
-        except queue.Empty:
-            pass
-        finally:
-            ended.put(None)
-
-    threads = [threading.Thread(target=worker, daemon=True) for _ in range(min(SIDE_BY_SIDE, len(by_host)))]
-    for thread in threads:
-        thread.start()
-    for _ in threads:
-        ended.get()
+    side_by_side(_apart(outcomes), in_turn, lambda group: group[0].job.name, most=SIDE_BY_SIDE)
     hosts.close()
-    return [outcomes[job.name] for job in jobs]
+    return outcomes
 
 
-def perform(loaded: Inventory, jobs: Sequence[Job], kind: str, work: Work, *, as_json: bool) -> int:
+def _apart(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
+    """Groups that have no host in common, so that they can be worked on at one time; in order."""
+    groups: list[list[Outcome]] = []
+    for outcome in outcomes:
+        names = set(outcome.job.hosts)
+        mine = [g for g in groups if any(names & set(o.job.hosts) for o in g)]
+        groups = [g for g in groups if g not in mine]
+        groups.append([*(o for g in mine for o in g), outcome])
+    return groups
+
+
+@dataclass(frozen=True)
+class Part:
+    """One node of a job, and the way to it."""
+
+    job: Job
+    host: Host
+    python: str
+    stages: Stages
+
+
+#: Does one job on all its nodes; `stages` is for what is said of the whole job.
+Together = Callable[["Job", Sequence[Part], "Stages"], Any]
+
+
+def parts_of(loaded: Inventory, job: Job, hosts: Mapping[str, Host], prefix: str = "") -> list[Part]:
+    """The nodes of a job, each telling its stages with its own label."""
+    from dflash_ops.view.stages import Labelled
+
+    return [
+        Part(node, hosts[node.host], loaded.host_of(node).python, Labelled(sys.stderr, prefix + node.label))
+        for node in job.nodes
+    ]
+
+
+def on_each_node(kind: str, work: Work) -> Together:
+    """`work` on all nodes of a job at one time, each by itself."""
+
+    def together(job: Job, parts: Sequence[Part], progress: Stages) -> Any:
+        from dflash_ops.nodes import on_nodes
+
+        ways = {part.job.label: part for part in parts}
+
+        def at(node: Job) -> Any:
+            part = ways[node.label]
+            return work(node, part.host, part.python, part.stages)
+
+        return on_nodes(job, kind, job.nodes, at)
+
+    return together
+
+
+def perform(
+    loaded: Inventory,
+    jobs: Sequence[Job],
+    kind: str,
+    work: Work,
+    *,
+    as_json: bool,
+    together: Together | None = None,
+) -> int:
     """One job as ever; several with labelled lines, a line for each at the end, and the largest exit code.
+
+    Args:
+        together: `work` for a job of several nodes; None: `work` on each of them by itself.
 
     Raises:
         DflashError: of a single job.
     """
     from dflash_ops.cli.watching import print_json, stages
-    from dflash_ops.hosts.factory import open_host
-    from dflash_ops.view.stages import Labelled
+    from dflash_ops.hosts.factory import Hosts
+    from dflash_ops.view.stages import Labelled, Plain
 
+    together = on_each_node(kind, work) if together is None else together
     if len(jobs) == 1:
         job = jobs[0]
-        host = open_host(loaded, job.host)
+        hosts = Hosts(loaded)
         try:
-            result = work(job, host, loaded.host_of(job).python, stages())
+            if job.nodes:
+                opened = {name: hosts[name] for name in job.hosts}
+                result = together(job, parts_of(loaded, job, opened), Plain(sys.stderr))
+            else:
+                result = work(job, hosts[job.host], loaded.host_of(job).python, stages())
         except DflashError as error:
             if as_json and getattr(error, "result", None):
                 print_json(error.result)  # type: ignore[attr-defined]
             raise
         finally:
-            host.close()
+            hosts.close()
         if as_json:
             print_json(result)
         return 0
 
-    def labelled(job: Job, host: Host, python: str) -> Any:
+    def labelled(job: Job, hosts: Mapping[str, Host]) -> Any:
         mine = Labelled(sys.stderr, job.name)
         try:
-            return work(job, host, python, mine)
+            if job.nodes:
+                return together(job, parts_of(loaded, job, hosts, f"{job.name}, "), mine)
+            return work(job, hosts[job.host], loaded.host_of(job).python, mine)
         except DflashError as error:
             mine.note(f"error: {error}")
             raise
 
-    outcomes = each(loaded, jobs, labelled)
+    outcomes = _each(loaded, jobs, labelled)
     width = max(len(o.job.name) for o in outcomes)
     for outcome in outcomes:
         text = "done" if outcome.error is None else f"exit code {outcome.code}: {outcome.error.what.splitlines()[0]}"
-        print(f"{outcome.job.name:<{width}}  {outcome.job.host}  {text}", file=sys.stderr)
+        print(f"{outcome.job.name:<{width}}  {', '.join(outcome.job.hosts)}  {text}", file=sys.stderr)
     if as_json:
         code = worst(outcomes)
         print_json({"schema": 1, "kind": f"{kind}.all", "exit": code, "jobs": [o.to_json() for o in outcomes]})

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from dflash_ops.view.stages import Stages
 
 
-def job_client(inventory: Path | None, name: str | None) -> JobClient:
-    """The client of the job that is meant; nothing is connected yet.
+def job_client(inventory: Path | None, name: str | None, node: int | None = None) -> JobClient:
+    """The client of the job that is meant, or of one of its nodes (None: node 0); nothing is connected yet.
 
     Raises:
         InventoryError, UsageError: as `load_job`.
@@ -25,7 +25,8 @@ def job_client(inventory: Path | None, name: str | None) -> JobClient:
     from dflash_ops.cli.adopted import client_of
     from dflash_ops.hosts.factory import open_host
 
-    loaded, job = load_job(inventory, name)
+    loaded, whole = load_job(inventory, name)
+    job = whole.at_node(node).parts[0]
     return client_of(open_host(loaded, job.host), job, loaded.host_of(job).python)
 
 

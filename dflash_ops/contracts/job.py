@@ -31,6 +31,8 @@ class JobSpec:
     `secret_env` names variables of `env` whose values must never be written down; they travel in `env` only.
     `policy` = what the supervisor may do; `remedies` = how this trainer does what it would do.
     `progress` is a regular expression with named groups for a foreign trainer, empty for the bundled one.
+    Of a job on several machines this is the part of node `node_rank` (from 0) of `nnodes`; they meet at `rendezvous`
+    (`HOST:PORT`, an address of node 0). argv and env say so to the trainer already.
     """
 
     SCHEMA: ClassVar[int] = 1
@@ -56,4 +58,7 @@ class JobSpec:
     limits: Limits = field(default_factory=Limits)
     policy: Policy = field(default_factory=Policy)
     remedies: RemedyTable = field(default_factory=RemedyTable)
+    nnodes: int = 1
+    node_rank: int = 0
+    rendezvous: str = ""
     schema: int = 1

@@ -30,6 +30,57 @@ ASK_S = 60.0
 CHECK_S = 600.0
 
 
+@dataclass(frozen=True)
+class Backed:
+    """What was gone back to on one machine: `attempt` runs as `back_to` did. `same`: nothing was done, since the
+    attempt that failed had the same release and config."""
+
+    attempt: int
+    back_to: int
+    release: str | None = None
+    set_aside: str | None = None
+    restored: str | None = None
+    same: bool = False
+
+
+def back_to(
+    operation: Operation, before: Snapshot, result: Result, options: Options, *, reason: str, unless_same: bool
+) -> Backed:
+    """Stop what runs, and start again what ran as `before` was seen. Nothing is watched.
+
+    Raises:
+        UsageError, ReleaseError: nothing was touched. StartError, HostError, ...: it failed on the way.
+    """
+    request = {
+        "attempt": before.attempt,
+        "unless_same": unless_same,
+        "secrets": dict(operation.secrets),
+        "restore": result.aside.get("to") if result.aside else None,
+        "since": result.attempt,
+        "actor": options.actor,
+        "reason": reason,
+    }
+    with operation.stages.stage("rollback", f"going back to attempt {before.attempt}") as stage:
+        said = _rollback(operation, request, operation.job.grace_s)
+        number = before.attempt or 0
+        if said.get("same"):
+            stage.done(f"attempt {number} was the same release and config: nothing to go back to")
+            return Backed(int(said["attempt"]), number, same=True)
+        stage.done(f"attempt {said['attempt']} runs")
+    result.rolled_back = {k: said.get(k) for k in ("back_to", "release", "attempt", "set_aside", "restored")}
+    return Backed(int(said["attempt"]), number, said.get("release"), said.get("set_aside"), said.get("restored"))
+
+
+def watch_again(operation: Operation, back: Backed, result: Result, options: Options) -> StartError | None:
+    """The watch window of what was gone back to: why it failed as well, or None."""
+    with operation.stages.stage("watch", f"attempt {back.attempt}: until its first step") as stage:
+        seen = watch(operation, back.attempt, window(operation, options.watch_s), stage)
+        again = crash(operation, back.attempt, seen)
+        stage.done(f"attempt {back.attempt} is {seen.snapshot.state.value}")
+    result.attempt, result.state = back.attempt, seen.snapshot.state.value
+    return again
+
+
 def go_back(
     operation: Operation, failed: StartError, before: Snapshot | None, result: Result, options: Options
 ) -> None:
@@ -40,36 +91,19 @@ def go_back(
     """
     if before is None or not worth_going_back(before):
         return
-    crashed = result.attempt
-    request = {
-        "attempt": before.attempt,
-        "unless_same": True,
-        "secrets": dict(operation.secrets),
-        "restore": result.aside.get("to") if result.aside else None,
-        "since": crashed,
-        "actor": options.actor,
-        "reason": f"attempt {crashed} crashed in its watch window",
-    }
-    with operation.stages.stage("rollback", f"going back to attempt {before.attempt}") as stage:
-        try:
-            said = _rollback(operation, request, operation.job.grace_s)
-        except DflashError as error:
-            error.what = f"{failed.what}\nand the rollback failed: {error.what}"
-            raise
-        if said.get("same"):
-            stage.done(f"attempt {before.attempt} was the same release and config: nothing to go back to")
-            return
-        attempt = int(said["attempt"])
-        stage.say(f"attempt {attempt} runs")
-        seen = watch(operation, attempt, window(operation, options.watch_s), stage)
-        again = crash(operation, attempt, seen)
-        stage.done(f"attempt {attempt} is {seen.snapshot.state.value}")
-    result.rolled_back = {k: said.get(k) for k in ("back_to", "release", "attempt", "set_aside", "restored")}
-    result.attempt, result.state = attempt, seen.snapshot.state.value
-    release = f"release {said['release']}" if said.get("release") else "the job as it was"
-    text = f"ROLLED BACK: attempt {attempt} runs {release} again, as attempt {before.attempt} did"
+    reason = f"attempt {result.attempt} crashed in its watch window"
+    try:
+        back = back_to(operation, before, result, options, reason=reason, unless_same=True)
+    except DflashError as error:
+        error.what = f"{failed.what}\nand the rollback failed: {error.what}"
+        raise
+    if back.same:
+        return
+    again = watch_again(operation, back, result, options)
+    release = f"release {back.release}" if back.release else "the job as it was"
+    text = f"ROLLED BACK: attempt {back.attempt} runs {release} again, as attempt {back.back_to} did"
     if again is not None:
-        text = f"ROLLED BACK to {release}, but attempt {attempt} crashed too: {again.what}"
+        text = f"ROLLED BACK to {release}, but attempt {back.attempt} crashed too: {again.what}"
     operation.stages.note(text)
     done = RolledBack(
         f"{failed.what}\n{text}",
@@ -125,6 +159,7 @@ class Rollback(Operation):
         super().__init__(host, job, stages, python=python, environ=environ)
         self.release, self.options = release, options
         self.result = Back(job.name, host.name, options.plan)
+        self.said: dict[str, Any] = {}
 
     def run(self) -> Back:
         """Ask, check, stop, switch, start, watch.
@@ -133,44 +168,64 @@ class Rollback(Operation):
             UsageError: there is nothing to go back to. PreflightError: it would not run; nothing was touched.
             StartError: it crashed.
         """
+        self.prepare()
+        if self.options.plan:
+            self.say_plan()
+            return self.result
+        self.turn()
+        if (failed := self.watch()) is not None:
+            raise failed
+        return self.result
+
+    def prepare(self) -> None:
+        """Find what to go back to, and whether it would run; nothing is touched.
+
+        Raises:
+            UsageError, PreflightError: as `run`.
+        """
         self.secrets = self.job.secrets(self.environ)
         self._connect()
-        request = self._request()
         with self.stages.stage("preflight", "is the machine ready for it") as stage:
-            known = {
-                "requires": dict(spec.REQUIRES),
-                **self._devices(),
-            }
-            said = self.client.ask(
-                "rollback", stdin=json.dumps({**request, "check": True, "known": known}).encode(), deadline=CHECK_S
-            )
+            known = {"requires": dict(spec.REQUIRES), **self._devices()}
+            asked = {**self._request(), "check": True, "known": known}
+            said = self.said = self.client.ask("rollback", stdin=json.dumps(asked).encode(), deadline=CHECK_S)
             self.result.checks = tuple(from_dict(Check, c, "preflight check") for c in said["checks"])
             self.result.back_to, self.result.release = int(said["attempt"]), said["release"]
             self.result.overrides = dict(said["overrides"])
-            name = f"release {said['release']}" if said["release"] else "the job"
-            stage.done(f"{name} as in attempt {said['attempt']}")
+            stage.done(f"{self._name} as in attempt {said['attempt']}")
         if (error := refusal(self.result.checks, self.where)) is not None:
             raise error
+
+    @property
+    def _name(self) -> str:
+        return f"release {self.said['release']}" if self.said["release"] else "the job"
+
+    def say_plan(self) -> None:
+        """What would happen."""
         grace = self.options.grace_s or self.job.grace_s
-        if self.options.plan:
-            if said["running"] is not None:
-                self.stages.note(f"stop: would stop attempt {said['running']} (TERM, KILL after {grace:g} s)")
-            self.stages.note(f"start: would start {name} as in attempt {said['attempt']}")
-            return self.result
-        with self.stages.stage("rollback", f"going back to {name}") as stage:
-            done = _rollback(self, {**request, "use": self.pack.id, "attempt": said["attempt"]}, grace)
+        if self.said["running"] is not None:
+            self.stages.note(f"stop: would stop attempt {self.said['running']} (TERM, KILL after {grace:g} s)")
+        self.stages.note(f"start: would start {self._name} as in attempt {self.said['attempt']}")
+
+    def turn(self) -> None:
+        """Stop what runs, switch, start."""
+        with self.stages.stage("rollback", f"going back to {self._name}") as stage:
+            request = {**self._request(), "use": self.pack.id, "attempt": self.said["attempt"]}
+            done = _rollback(self, request, self.options.grace_s or self.job.grace_s)
             self.result.replaced, self.result.attempt = done["stopped"], int(done["attempt"])
             stopped = f"{stopped_text(done['stopped'])}; " if done["stopped"] else ""
-            stage.done(f"{stopped}attempt {self.result.attempt} runs {name}")
+            stage.done(f"{stopped}attempt {self.result.attempt} runs {self._name}")
+
+    def watch(self) -> StartError | None:
+        """The watch window: why it crashed, or None."""
+        assert self.result.attempt is not None
         seconds = window(self, self.options.watch_s)
         with self.stages.stage("watch", f"attempt {self.result.attempt}: until its first step") as stage:
             seen = watch(self, self.result.attempt, seconds, stage)
             self.result.state = seen.snapshot.state.value
             failed = crash(self, self.result.attempt, seen)
             stage.done(f"attempt {self.result.attempt} is {seen.snapshot.state.value}")
-        if failed is not None:
-            raise failed
-        return self.result
+        return failed
 
     def _connect(self) -> None:
         request = {"root": self.job.root, "release": None, "resident": self.pack.id}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -65,6 +66,8 @@ class Operation:
         self.environ = environ
         self.where = f"{host.name}: {job.root}"
         self.secrets: Mapping[str, str] = {}
+        #: Set where watching has no sense any more: another node of the same job has crashed.
+        self.halt = threading.Event()
         #: Where the resident of our own version lies there, once that is known.
         self.at = ""
 

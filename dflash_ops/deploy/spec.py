@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ REQUIRES: Mapping[str, str] = {
     "transformers": ">=4.57",
     "safetensors": ">=0.6",
     "tokenizers": ">=0.22",
+    "jinja2": ">=3.1.6",
     "numpy": ">=2.0",
 }
 
@@ -71,14 +73,34 @@ def job_argv(job: Job, config_name: str) -> tuple[str, ...]:
     later restart of the same job must go on from what it saved.
     """
     if job.command is not None:
-        return job.command
+        return tuple(_node_words(job, word) for word in job.command)
     run = ("-m", "trainer", "run", "--config", f"{{attempt}}/{config_name}", "--out", "{attempt}")
-    return (job.interpreter, *run, "--checkpoints", "{checkpoints}", "--resume", "auto")
+    return (job.interpreter, *run, "--checkpoints", "{checkpoints}", "--resume", "auto", *_node_arguments(job))
+
+
+def _node_arguments(job: Job) -> tuple[str, ...]:
+    """What the bundled trainer is told of its place among several nodes; a single one needs nothing."""
+    node = job.node
+    if node is None or node.count == 1:
+        return ()
+    return ("--nnodes", str(node.count), "--node-rank", str(node.rank), "--rdzv-endpoint", node.rendezvous)
+
+
+def _node_words(job: Job, text: str) -> str:
+    """`{nnodes}`, `{node_rank}` and `{rendezvous}` filled in; in a job without nodes they are no placeholders."""
+    if job.node is None:
+        return text
+    places = {"{nnodes}": job.node.count, "{node_rank}": job.node.rank, "{rendezvous}": job.node.rendezvous}
+    return re.sub("|".join(map(re.escape, places)), lambda m: str(places[m.group()]), text)
 
 
 def job_env(job: Job, release: str | None, secrets: Mapping[str, str]) -> dict[str, str]:
-    """The job's environment: its own, its secrets; the release's code is importable first."""
-    env = {**job.env, **secrets}
+    """The job's environment: its own, its secrets, its place among several nodes; the release's code comes first."""
+    env = {**{k: _node_words(job, v) for k, v in job.env.items()}, **secrets}
+    if job.node is not None:
+        env["DFLASH_NNODES"] = str(job.node.count)
+        env["DFLASH_NODE_RANK"] = str(job.node.rank)
+        env["DFLASH_RDZV_ENDPOINT"] = job.node.rendezvous
     if release is not None:
         own = env.get("PYTHONPATH")
         env["PYTHONPATH"] = f"{{release}}:{own}" if own else "{release}"
@@ -101,6 +123,14 @@ def remedy_table(job: Job) -> RemedyTable:
         "workers.drafter_devices": list(job.trainer.drafter_devices),
     }
     return RemedyTable(table.ways, {**table.values, **said, **devices}, table.reasons)
+
+
+def alone(spec: JobSpec) -> JobSpec:
+    """The same job as one on a single machine: how a node tries a release by itself."""
+    if spec.nnodes == 1:
+        return spec
+    env = {**spec.env, "DFLASH_NNODES": "1", "DFLASH_NODE_RANK": "0"}
+    return replace(spec, env=env, nnodes=1, node_rank=0, rendezvous="")
 
 
 def job_spec(
@@ -135,4 +165,7 @@ def job_spec(
         limits=job.limits,
         policy=job.policy,
         remedies=remedy_table(job),
+        nnodes=job.node.count if job.node is not None else 1,
+        node_rank=job.node.rank if job.node is not None else 0,
+        rendezvous=job.node.rendezvous if job.node is not None else "",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -36,25 +37,27 @@ def window(operation: Operation, asked: float | None) -> float:
 
 
 def watch(operation: Operation, attempt: int, seconds: float, stage: Stage) -> Seen:
-    """The state at the attempt's first step, at its end, or when the window is over. One stream, however long.
+    """The state at the attempt's first step, at its end, when the window is over, or at `operation.halt`. One stream.
 
     Raises:
         HostError: the way to the machine was lost; the attempt goes on without us, and the text says so.
     """
     client, end = operation.client, time.monotonic() + seconds
     try:
-        seen = _follow(client, attempt, end, stage)
+        seen = _follow(client, attempt, end, stage, operation.halt)
     except HostError as error:
         error.next = f"attempt {attempt} was started and needs nobody to watch it: dflash-ops status {client.job.name}"
         raise
     return seen
 
 
-def _follow(client: JobClient, attempt: int, end: float, stage: Stage) -> Seen:
+def _follow(client: JobClient, attempt: int, end: float, stage: Stage, halt: threading.Event) -> Seen:
     last: Seen | None = None
     first_step: float | None = None
     try:
         for seen in client.follow():
+            if halt.is_set():
+                break  # what is true now is asked once more
             if seen.snapshot.attempt != attempt:
                 continue  # its snapshot is still to come
             last = seen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,7 @@ def host_sections(inventory: Inventory, job: Job, host: Host) -> tuple[Section, 
     try:
         return (
             Section(place, judge.machine(facts, job)),
-            Section(f"job {job.name}", judge.job(facts, job, REQUIRES)),
+            Section(f"job {job.name}" + (f", {job.label}" if job.node else ""), judge.job(facts, job, REQUIRES)),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         broken = ContractError(f"its answer is not in the agreed form: {error!r}", place, "run dflash-ops doctor again")
@@ -143,6 +143,15 @@ def examine(inventory: Inventory, job: Job, host: Host, environ: Mapping[str, st
     if extra:
         sections.append(Section("inventory", tuple(extra)))
     return Report(tuple(sections), job=job.name, host=job.host)
+
+
+def merged(reports: Sequence[Report], job: Job) -> Report:
+    """The reports of a job's nodes as one: each place once."""
+    sections: dict[str, Section] = {}
+    for report in reports:
+        for section in report.sections:
+            sections.setdefault(section.place, section)
+    return Report(tuple(sections.values()), job=job.name, host=", ".join(job.hosts))
 
 
 def without_job(error: DflashError) -> Report:

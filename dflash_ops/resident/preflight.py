@@ -123,7 +123,7 @@ class Found:
 
 def run_checks(request: Request) -> Found:
     """All checks in the order in which a person would want to read them."""
-    from dflash_ops.resident import checks, limits
+    from dflash_ops.resident import checks, limits, meeting
 
     found = Found(checks.job(request) + checks.root(request) + checks.session(request))
     answered, python = checks.interpreter(request)
@@ -143,6 +143,7 @@ def run_checks(request: Request) -> Found:
     found.checks += checks.shared_memory(request, found.needs)
     found.checks += checks.memory(request, found.needs)
     found.checks += checks.checkpoints(request)
+    found.checks += meeting.rendezvous(request)
     return found
 
 

@@ -127,6 +127,25 @@ class Labelled(Plain):
         self._stream.flush()
 
 
+class Held:
+    """As `inner`, but notes wait until `release`: what is said of several machines at one time stays in order."""
+
+    def __init__(self, inner: Stages) -> None:
+        self._inner = inner
+        self._notes: list[str] = []
+
+    def stage(self, name: str, text: str) -> AbstractContextManager[Stage]:
+        return self._inner.stage(name, text)
+
+    def note(self, text: str) -> None:
+        self._notes.append(text)
+
+    def release(self) -> None:
+        """Say what waited."""
+        while self._notes:
+            self._inner.note(self._notes.pop(0))
+
+
 class _RichStage:
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress, self._task, self.result, self.text = progress, task, "", ""

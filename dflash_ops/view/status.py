@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -251,22 +252,34 @@ def change_key(s: Snapshot) -> tuple[object, ...]:
     return (s.state, s.attempt, s.life, stage if p is None or p.step is None else None, p.step if p else None)
 
 
-def table(rows: Sequence[tuple[Snapshot, float]], hosts: Mapping[str, str]) -> Table:
-    """Many jobs, one line each; `hosts` = job -> host name."""
+@dataclass(frozen=True)
+class Row:
+    """One line of the table of jobs: a job, or `below` it one of its nodes."""
+
+    name: str
+    host: str
+    snapshot: Snapshot
+    now: float
+    below: bool = False
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """Many jobs, one line each."""
     grid = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
     for head in ("job", "host", "state", "since"):
         grid.add_column(head, no_wrap=True, overflow="ellipsis")
     for head in ("step", "loss", "tau", "Ktok/s", "ETA"):
         grid.add_column(head, justify="right", no_wrap=True)
-    for s, now in rows:
+    for row in rows:
+        s = row.snapshot
         mark, style = STYLES[s.state]
         p = s.progress or Progress(t=s.t)
         step = DASH if p.step is None else f"{p.step}/{p.total}" if p.total else str(p.step)
         grid.add_row(
-            Text(clean(s.job), "bold"),
-            Text(clean(hosts.get(s.job, ""))),
+            Text(clean(row.name), "" if row.below else "bold"),
+            Text(clean(row.host)),
             Text(f"{mark} {s.state.value}", style),
-            duration(now - s.since),
+            duration(row.now - s.since),
             step,
             fixed(p.loss, 4),
             fixed(p.tau, 2),

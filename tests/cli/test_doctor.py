@@ -118,7 +118,7 @@ def test_an_interpreter_without_packages(write: Callable[..., Path], tmp_path: P
     report = look(write(CPU, keys='interpreter = "./bare python"'))
     check = only(report, "imports")
     assert check.status == "fail"
-    assert check.what == "not installed there: torch, transformers, safetensors, tokenizers, numpy"
+    assert check.what == "not installed there: torch, transformers, safetensors, tokenizers, jinja2, numpy"
     assert check.next.startswith(f"'{bare}' -m pip install 'torch>=2.11,<2.15'")
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -169,10 +170,52 @@ def toy(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.M
         _end(made)
 
 
-def _end(toy: Toy) -> None:
+@dataclass
+class Pair(Toy):
+    """A job of two nodes on this machine, `big`; `root` is node 0's."""
+
+    @property
+    def roots(self) -> tuple[Path, Path]:
+        return self.folder / "n0", self.folder / "n1"
+
+    @property
+    def nodes(self) -> list[dict[str, Any]]:
+        return list(self.status["nodes"])
+
+    def attempt(self, node: int, number: int, name: str) -> dict[str, Any]:
+        path = self.roots[node] / "run/attempts" / str(number) / f"{name}.json"
+        return dict(json.loads(path.read_text()))
+
+    def write(self, **changes: Any) -> None:
+        from dflash_ops.deploy.toml import dump_toml
+
+        self.job = {k: v for k, v in {**self.job, **changes}.items() if v is not None}
+        hosts = {name: {"kind": "local", "python": PYTHON} for name in ("a", "b")}
+        self.inventory.write_text(dump_toml({"schema": 1, "hosts": hosts, "jobs": {"big": self.job}}), "utf-8")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return int(one.getsockname()[1])
+
+
+@pytest.fixture
+def pair(toy: Toy) -> Iterator[Pair]:
+    made = Pair(toy.folder, toy.folder / "n0", toy.socket, toy.capfd)
+    nodes = [{"host": host, "root": str(root)} for host, root in zip("ab", made.roots, strict=True)]
+    job = {k: v for k, v in toy.job.items() if k not in ("host", "root", "session")}
+    made.write(**job, nodes=nodes, rendezvous=f"127.0.0.1:{free_port()}")
+    try:
+        yield made
+    finally:
+        for root in made.roots:
+            _end(made, root)
+
+
+def _end(toy: Toy, root: Path | None = None) -> None:
     toy.tmux("kill-server")
     Path(f"/tmp/tmux-{os.getuid()}/{toy.socket}").unlink(missing_ok=True)
-    run = toy.root / "run"
+    run = (root or toy.root) / "run"
     for path in [*run.glob("attempts/*/start.json"), run / "resident.json"]:
         with contextlib.suppress(OSError, ValueError):
             said = json.loads(path.read_text())

@@ -21,7 +21,7 @@ from dflash_ops.contracts import (
     State,
     WorkerShares,
 )
-from dflash_ops.view.status import change_key, line, render, table
+from dflash_ops.view.status import Row, change_key, line, render, table
 from dflash_ops.view.text import age, bar, duration, ktok, percent, size
 
 NOW = 1_000_000.0
@@ -154,7 +154,7 @@ def test_a_line_is_due_for_a_step_or_a_state_and_not_for_time_alone() -> None:
 
 def test_a_table_has_one_line_a_job() -> None:
     gone = Snapshot("other", NOW, State.UNREACHABLE, NOW - 60, "no route")
-    lines = shown(table([(FULL, NOW), (gone, NOW)], {"main": "gpu", "other": "lab"}), 100).splitlines()
+    lines = shown(table([Row("main", "gpu", FULL, NOW), Row("other", "lab", gone, NOW)]), 100).splitlines()
     assert len(lines) == 3
     assert "120/500" in lines[1]
     assert "unreachable" in lines[2]

@@ -1,0 +1,215 @@
+"""One job on two machines (two roots here), real processes: deployed, watched, stopped and rolled back as one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from schemas import valid
+
+if TYPE_CHECKING:
+    from conftest import Pair
+
+
+def both_step(status: dict[str, Any]) -> bool:
+    return all(n["state"] == "stepping" and n["progress"]["step"] for n in status["nodes"])
+
+
+def test_the_life_of_a_job_on_two_nodes(pair: Pair) -> None:
+    planned = pair.ops("deploy", "--plan", "--json")
+    assert planned.code == 0, planned.err
+    valid("nodes", planned.json)
+    for label in ("[node 0 (a)] start: would start", "[node 1 (b)] start: would start"):
+        assert label in planned.err
+    assert not any(root.exists() for root in pair.roots)
+
+    first = pair.ops("deploy", "--json")
+    assert first.code == 0, first.err
+    valid("nodes", first.json)
+    assert [(n["node"], n["host"], n["exit"]) for n in first.json["nodes"]] == [(0, "a", 0), (1, "b", 0)]
+    for node in first.json["nodes"]:
+        valid("deploy", node["result"])
+    assert len({n["result"]["release"] for n in first.json["nodes"]}) == 1
+    for label in ("[node 0 (a)] start: attempt 1 runs", "[node 1 (b)] start: attempt 1 runs"):
+        assert label in first.err
+    # what the trainer on each node is told of its place
+    for rank, root in enumerate(pair.roots):
+        job = json.loads((root / "run/attempts/1/job.json").read_text())
+        assert (job["nnodes"], job["node_rank"], job["rendezvous"]) == (2, rank, pair.job["rendezvous"])
+        assert job["env"]["DFLASH_NODE_RANK"] == str(rank)
+        assert job["session"] == f"dflash-big-{rank}"
+
+    status = pair.until(both_step)
+    valid("status", pair.ops("status", "--json").json)
+    assert (status["state"], status["host"]) == ("stepping", "a, b")
+    screen = pair.ops("status").out
+    assert "--node" in screen
+    for word in ("big", "node", "a", "b", "stepping"):
+        assert word in screen
+    assert "dflash-big-1" in pair.ops("status", "--node", "1").out
+    assert pair.ops("status", "--node", "2").code == 2
+
+    lines = pair.ops("logs", "-n", "2").out.splitlines()
+    told = [line[:9] for line in lines]  # a trainer at work may add one while it is read
+    assert told == sorted(told)
+    assert 2 <= told.count("node 0 | ") <= 3
+    assert 2 <= told.count("node 1 | ") <= 3
+    assert pair.ops("logs", "-n", "1", "--node", "1").out.startswith("it ")
+    assert pair.ops("attach", "--print", "--node", "1").out.endswith("=dflash-big-1\n")
+
+    busy = pair.ops("deploy", "--json")
+    assert busy.code == 4
+    valid("nodes", busy.json)
+    assert "node 1 (b): job big runs" in busy.err
+
+    stopped = pair.ops("stop", "--json", "--reason", "enough")
+    assert stopped.code == 0, stopped.err
+    valid("nodes", stopped.json)
+    for node in stopped.json["nodes"]:
+        valid("stop", node["result"])
+    for rank in (0, 1):
+        assert pair.attempt(rank, 1, "exit")["rc"] == 3
+        assert pair.attempt(rank, 1, "stop")["reason"] == "enough"
+    times = [pair.attempt(rank, 1, "stop")["t"] for rank in (0, 1)]
+    ended = [pair.attempt(rank, 1, "exit")["t"] for rank in (0, 1)]
+    assert max(times) < min(ended)  # asked at one time: none had to end before the other was asked
+    assert pair.status["state"] == "stopped"
+
+
+def test_the_worst_state_speaks_for_the_job_and_says_which_node(pair: Pair) -> None:
+    assert pair.ops("deploy").code == 0
+    pair.until(both_step)
+    os.kill(pair.attempt(1, 1, "start")["launcher"]["pid"], signal.SIGKILL)
+    status = pair.until(lambda s: s["state"] == "crashed")
+    assert [n["state"] for n in status["nodes"]] == ["stepping", "crashed"]
+    assert "node 1 (b)" in status["detail"]
+    screen = pair.ops("status").out
+    assert "crashed" in screen and "SIGKILL" in screen and "stepping" in screen, screen
+    # a node that is gone is not hidden by those that work, and those are stopped all the same
+    again = pair.ops("stop", "--json")
+    assert again.code == 0
+    assert [n["result"]["already"] for n in again.json["nodes"]] == [False, True]
+
+
+def test_a_fault_of_one_node_refuses_all_before_anything_is_touched(pair: Pair) -> None:
+    assert pair.ops("deploy").code == 0
+    pair.until(both_step)
+    launchers = [pair.attempt(rank, 1, "start")["launcher"] for rank in (0, 1)]
+    saved = pair.roots[1] / "checkpoints/step-00000007"
+    saved.mkdir(parents=True)
+    refused = pair.ops("deploy", "--replace", "--json")
+    assert refused.code == 3
+    valid("nodes", refused.json)
+    assert [n["exit"] for n in refused.json["nodes"]] == [0, 3]
+    assert "node 1 (b): checkpoints: " in refused.err
+    assert [pair.attempt(rank, 1, "start")["launcher"] for rank in (0, 1)] == launchers
+    assert all(n["attempt"] == 1 and n["state"] == "stepping" for n in pair.nodes)
+    planned = pair.ops("deploy", "--plan", "--replace")
+    assert planned.code == 3
+    assert "[node 0 (a)] start: would start a new attempt" in planned.err
+    assert "[node 1 (b)] start: would be refused" in planned.err
+
+    # a gate that fails on one node only
+    gate = ["sh", "-c", f'case "$HERE" in {pair.roots[1]}) echo no; exit 1;; esac']
+    pair.write(gate=gate)
+    gated = pair.ops("deploy", "--replace", "--resume", "--gate")
+    assert gated.code == 3
+    assert "node 1 (b): the new release failed its smoke gate" in gated.err
+    assert all(n["attempt"] == 1 and n["state"] == "stepping" for n in pair.nodes)
+
+
+def test_a_node_that_crashes_takes_all_back_to_what_ran_before(pair: Pair) -> None:
+    source = Path(pair.job["source"])
+    assert pair.ops("deploy").code == 0
+    pair.until(both_step)
+    before = pair.nodes[0]["release"]
+    # the new release dies on node 1 only; node 0 would go on
+    script = (source / "train.py").read_text()
+    dies = 'stop = []\nif os.environ["DFLASH_NODE_RANK"] == "1": raise RuntimeError("bad luck")'
+    (source / "train.py").write_text(script.replace("stop = []", dies))
+    failed = pair.ops("deploy", "--replace", "--resume", "--json")
+    assert failed.code == 1, failed.err
+    valid("nodes", failed.json)
+    assert failed.json["rolled_back"] is True
+    assert "RuntimeError: bad luck" in failed.err
+    assert "ROLLED BACK: all 2 nodes run release" in failed.err
+    status = pair.until(lambda s: both_step(s) and all(n["attempt"] == 3 for n in s["nodes"]))
+    assert {n["release"] for n in status["nodes"]} == {before}
+
+    # without a way back the others are stopped: no part of a job holds its machine and waits
+    left = pair.ops("deploy", "--replace", "--resume", "--no-rollback", "--json")
+    assert left.code == 1
+    assert left.json["rolled_back"] is False
+    assert "ALL NODES OR NONE: node 0 (a) was stopped, node 1 (b) does not run" in left.err
+    assert pair.attempt(0, 4, "exit")["rc"] == 3
+    assert pair.status["state"] == "crashed"
+
+
+def test_a_node_that_cannot_start_takes_all_back(pair: Pair) -> None:
+    """On node 1 the new release vanishes between its check and the start, when node 0 has been stopped already."""
+    assert pair.ops("deploy").code == 0
+    pair.until(both_step)
+    before = pair.nodes[0]["release"]
+    (Path(pair.job["source"]) / "more.py").write_text("x = 1\n")
+    gone = f'case "$HERE" in {pair.roots[1]}) mv "{{release}}" "{{root}}/gone";; esac'
+    pair.write(gate=["sh", "-c", gone])
+    failed = pair.ops("deploy", "--replace", "--resume", "--gate", "--json")
+    assert failed.code != 0
+    valid("nodes", failed.json)
+    assert "error: " in failed.err
+    assert failed.json["rolled_back"] is True
+    assert "ROLLED BACK: all 2 nodes run release" in failed.err
+    status = pair.until(both_step)
+    assert {n["release"] for n in status["nodes"]} == {before}
+    assert [n["attempt"] for n in status["nodes"]] == [3, 2]
+
+
+def test_rollback_and_releases_of_all_nodes(pair: Pair) -> None:
+    assert pair.ops("deploy").code == 0
+    first = pair.nodes[0]["release"]
+    source = Path(pair.job["source"])
+    (source / "more.py").write_text("x = 1\n")
+    assert pair.ops("deploy", "--replace", "--resume").code == 0
+    listed = pair.ops("releases", "--json")
+    assert listed.code == 0
+    valid("nodes", listed.json)
+    for node in listed.json["nodes"]:
+        valid("releases", node["result"])
+        assert node["result"]["previous"] == first
+    assert "node 1 on b" in pair.ops("releases").out
+    planned = pair.ops("rollback", "--plan")
+    assert planned.code == 0
+    assert f"[node 1 (b)] start: would start release {first}" in planned.err
+    back = pair.ops("rollback", "--json")
+    assert back.code == 0, back.err
+    valid("nodes", back.json)
+    for node in back.json["nodes"]:
+        valid("rollback", node["result"])
+    assert {n["release"] for n in pair.nodes} == {first}
+    assert {n["attempt"] for n in pair.nodes} == {3}
+
+
+def test_watch_of_all_nodes_ends_with_the_last_of_them(pair: Pair) -> None:
+    assert pair.ops("deploy").code == 0
+    watching = pair.spawn("status", "--watch", "--json")
+    following = pair.spawn("logs", "--follow", "-n", "1")
+    assert watching.stdout is not None
+    assert following.stdout is not None
+    first = json.loads(watching.stdout.readline())
+    valid("status", first)
+    assert len(first["jobs"][0]["nodes"]) == 2
+    (pair.roots[0] / "finish").touch()
+    pair.until(lambda s: [n["state"] for n in s["nodes"]] == ["finished", "stepping"])
+    assert pair.status["state"] == "stepping"
+    (pair.roots[1] / "finish").touch()
+    out, err = watching.communicate(timeout=60)
+    assert watching.returncode == 0, err
+    last = json.loads(out.splitlines()[-1])["jobs"][0]
+    assert (last["state"], [n["state"] for n in last["nodes"]]) == ("finished", ["finished", "finished"])
+    tail, _ = following.communicate(timeout=60)
+    assert following.returncode == 0
+    assert {line[:9] for line in tail.splitlines()} == {"node 0 | ", "node 1 | "}
+    assert "node 1 | all done" in tail
