@@ -73,26 +73,35 @@ def parse_text(entry: Mapping[str, Any]) -> Conversation | Completion:
         if not isinstance(ended, bool):
             raise ValueError("ended is neither true nor false")
         return Completion(prompt, response, ended)
-    turns = entry[given[0]]
+    return Conversation(answered(read_turns(entry, given[0])), _tools(entry.get("tools")))
+
+
+def read_turns(entry: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """The turns under "messages" or "conversations", with the roles and the text content that templates know.
+
+    Raises:
+        ValueError: with the reason; names the turn.
+    """
+    turns = entry[key]
     if not isinstance(turns, list) or not turns:
-        raise ValueError(f"{given[0]} is no list, or empty")
+        raise ValueError(f"{key} is no list, or empty")
     messages = [_turn(i, turn) for i, turn in enumerate(turns, start=1)]
-    if given == ["conversations"] and entry.get("system"):
+    if key == "conversations" and entry.get("system"):
         if not isinstance(entry["system"], str):
             raise ValueError("system is no text")
         if messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": entry["system"]})
-    return Conversation(answered(messages), _tools(entry.get("tools")))
+    check_order(messages)
+    return messages
 
 
 def answered(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """The turns up to the last one of the assistant, after a look at their order.
+    """The turns up to the last one of the assistant.
 
     Raises:
-        ValueError: an order that has no meaning, an empty turn, no turn of the assistant.
+        ValueError: there is none.
     """
     last = max((i for i, m in enumerate(messages) if m["role"] == "assistant"), default=-1)
-    check_order(messages)
     if last < 0:
         raise ValueError("no turn of the assistant: nothing to train")
     return tuple(messages[: last + 1])

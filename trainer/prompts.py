@@ -1,4 +1,5 @@
-"""Prompt files: JSON lines, each `{"prompt": text}`, `{"messages": [...]}` or `{"input_ids": [...]}`.
+"""Prompt files: JSON lines, each `{"prompt": text}`, `{"messages": [...]}`, `{"conversations": [...]}` or
+`{"input_ids": [...]}`.
 
 Text is tokenized as it is, without special tokens; messages go through the model's own chat template, with the
 opening of the answer. Other keys are left alone, so a dataset of a chat trainer can be given as it is (a last message
@@ -8,11 +9,12 @@ of the assistant is dropped: the target is to write it anew).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.conversation import read_turns
 from trainer.errors import ConfigError, DataError
 
 _FORMS = '{"prompt": "text"}, {"messages": [{"role": ..., "content": ...}]} or {"input_ids": [1, 2, 3]}'
@@ -21,12 +23,16 @@ _NAMED = 10
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt as written: the line it stands on (from 1), and one of text, messages and input_ids."""
+    """One prompt as written: the line it stands on (from 1), and one of text, messages and input_ids.
+
+    `messages` ends with the last question; `turns` is the whole conversation, with all turns that are to be answered.
+    """
 
     line: int
     text: str | None = None
     messages: Sequence[dict[str, Any]] | None = None
     input_ids: Sequence[int] | None = None
+    turns: Sequence[dict[str, Any]] | None = None
 
 
 def read_prompts(file: Path, *, limit: int | None = None, skip_bad: bool = False) -> tuple[list[Prompt], list[str]]:
@@ -72,9 +78,10 @@ def _parse(number: int, line: bytes) -> Prompt:
         raise ValueError(f"no JSON ({error.msg} at column {error.colno})") from error
     if not isinstance(value, dict):
         raise ValueError(f"a JSON {type(value).__name__}, not an object")
-    given = [key for key in ("prompt", "messages", "input_ids") if key in value]
+    given = [key for key in ("prompt", "messages", "conversations", "input_ids") if key in value]
     if len(given) != 1:
-        raise ValueError(f"needs one of prompt, messages, input_ids; it has {' and '.join(given) or 'none of them'}")
+        found = " and ".join(given) or "none of them"
+        raise ValueError(f"needs one of prompt, messages, conversations, input_ids; it has {found}")
     if given == ["prompt"]:
         if not isinstance(value["prompt"], str) or not value["prompt"]:
             raise ValueError("prompt is no text, or empty")
@@ -84,16 +91,11 @@ def _parse(number: int, line: bytes) -> Prompt:
         if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
             raise ValueError("input_ids is no list of token ids, or empty")
         return Prompt(number, input_ids=ids)
-    messages = value["messages"]
-    if not isinstance(messages, list) or not all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages
-    ):
-        raise ValueError("messages is no list of objects with a role")
-    if messages and messages[-1]["role"] == "assistant":
-        messages = messages[:-1]
+    turns = read_turns(value, given[0])
+    messages = turns[:-1] if turns[-1]["role"] == "assistant" else turns
     if not messages:
-        raise ValueError("messages holds nothing to answer")
-    return Prompt(number, messages=messages)
+        raise ValueError(f"{given[0]} holds nothing to answer")
+    return Prompt(number, messages=messages, turns=turns)
 
 
 def tokenize(
@@ -104,6 +106,7 @@ def tokenize(
     vocab_size: int,
     longest: int,
     bad: list[str] | None = None,
+    template_options: Mapping[str, Any] | None = None,
 ) -> list[list[int]]:
     """Token ids of each prompt, by the target's own tokenizer (which is loaded only if a prompt needs it).
 
@@ -123,7 +126,7 @@ def tokenize(
         else:
             if tokenizer is None:
                 tokenizer = load_tokenizer(target)
-            ids = _ids(tokenizer, prompt, target)
+            ids = _ids(tokenizer, prompt, target, template_options or {})
         fault = _fault(ids, f"{file}:{prompt.line}", vocab_size, longest)
         if fault is not None:
             if bad is None:
@@ -149,12 +152,12 @@ def _fault(ids: Sequence[int], place: str, vocab_size: int, longest: int) -> Dat
     return None
 
 
-def _ids(tokenizer: Any, prompt: Prompt, target: Path) -> list[int]:
+def _ids(tokenizer: Any, prompt: Prompt, target: Path, options: Mapping[str, Any]) -> list[int]:
     if prompt.messages is None:
         return list(tokenizer(prompt.text, add_special_tokens=False)["input_ids"])
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError("the prompts are messages, and the target has no chat template", str(target), "use text")
-    text = tokenizer.apply_chat_template(list(prompt.messages), tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(list(prompt.messages), tokenize=False, add_generation_prompt=True, **options)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

@@ -12,16 +12,16 @@ file ends up as if nothing had happened.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from trainer.errors import ConfigError, DataError
+from trainer.output_file import heal, lock
 from trainer.prompts import end_tokens, read_prompts, tokenize
 
 if TYPE_CHECKING:
@@ -128,6 +128,7 @@ def regenerate(
     limit: int | None = None,
     skip_bad: bool = False,
     anew: bool = False,
+    template_options: Mapping[str, Any] | None = None,
     planned: Callable[[Plan], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Plan:
@@ -137,6 +138,7 @@ def regenerate(
     are in the order of the prompts' lengths. `out` + ".from.json" says what it was made from.
 
     Args:
+        template_options: what the chat template is called with, for prompts that are messages.
         anew: an output that was made from something else is emptied, instead of refused.
         planned: called once, before the target is loaded, with what there is to do.
         progress: called after each forward with (lines in the file, new tokens of this call so far).
@@ -158,18 +160,19 @@ def regenerate(
         "count": len(found),
         "max_new": max_new,
         "dtype": dtype,
+        **({"template_options": dict(template_options)} if template_options else {}),
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("ab+") as file:
-        _lock(file, out)
-        done, replaced = _heal(file, out, origin, anew)
+        lock(file, out)
+        done, replaced = heal(file, out, origin, anew)
         if done > len(found):
             raise DataError(f"{done} lines for {len(found)} prompts", str(out), "remove the file, or name another")
         plan = Plan(out, len(found), done, tuple(skipped), replaced)
         if planned is not None:
             planned(plan)
         if done < len(found):
-            work = _Work(target_dir, prompts_file, max_new, batch, dtype, device)
+            work = _Work(target_dir, prompts_file, max_new, batch, dtype, device, template_options)
             work.run(found, file, done, out, progress)
     return plan
 
@@ -182,6 +185,7 @@ class _Work:
     batch: int
     dtype: str
     device: str
+    template_options: Mapping[str, Any] | None
 
     def run(
         self,
@@ -199,7 +203,12 @@ class _Work:
         eos_ids = end_tokens(self.target_dir)
         room = int(getattr(target.config, "max_position_embeddings", 1 << 31))
         prompts = tokenize(
-            found, self.target_dir, self.prompts_file, vocab_size=target.vocab_size, longest=room - self.max_new
+            found,
+            self.target_dir,
+            self.prompts_file,
+            vocab_size=target.vocab_size,
+            longest=room - self.max_new,
+            template_options=self.template_options,
         )
         prompts = [prompts[i] for i in sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))]
         _check_start(file, done, prompts, out)
@@ -228,57 +237,6 @@ class _Work:
 def _line(prompt: Sequence[int], response: Sequence[int]) -> bytes:
     record = {"input_ids": [*prompt, *response], "loss_mask": [0] * len(prompt) + [1] * len(response)}
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
-
-
-def _lock(file: BinaryIO, out: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ConfigError(
-            "another regenerate is writing this file", str(out), "wait for it, stop it, or name another --out"
-        ) from None
-
-
-def _heal(file: BinaryIO, out: Path, origin: dict[str, Any], anew: bool) -> tuple[int, bool]:
-    """Whole lines in the file, after a torn last one has been cut off; makes sure that they come from `origin`.
-
-    Returns:
-        How many, and whether lines of another origin were dropped.
-    """
-    stamp = out.with_name(out.name + ".from.json")
-    file.seek(0)
-    raw = file.read()
-    other = False
-    if raw:
-        known = _read_stamp(stamp)
-        changed = sorted(k for k in origin if known.get(k) != origin[k])
-        other = bool(changed)
-        if changed and not anew:
-            raise ConfigError(
-                f"the output exists and was made from something else ({', '.join(changed)} differ)",
-                str(out),
-                "name another --out, or make it anew with --anew",
-            )
-    if raw and not other:
-        whole = raw.rfind(b"\n") + 1
-        if whole < len(raw):
-            file.truncate(whole)
-            os.fsync(file.fileno())
-        return raw.count(b"\n"), False
-    file.truncate(0)
-    os.fsync(file.fileno())
-    beside = stamp.with_name(f".{stamp.name}.{os.getpid()}")
-    beside.write_text(json.dumps(origin, indent=1) + "\n")
-    beside.rename(stamp)
-    return 0, other
-
-
-def _read_stamp(stamp: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(stamp.read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _check_start(file: BinaryIO, done: int, prompts: Sequence[Sequence[int]], out: Path) -> None:

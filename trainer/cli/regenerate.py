@@ -4,43 +4,107 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainer.bar import Bar
+    from trainer.regenerate import Plan
+
+#: Options of one of the two ways; with the other they are refused.
+_LOCAL = ("target", "batch", "dtype", "device", "threads")
+_SERVER = ("model", "api_key_env", "concurrency", "timeout", "retries", "max_bad", "temperature", "top_p", "seed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Let the target answer every prompt greedily and write training data for a drafter. A killed call is "
-        "continued by the same command; a finished one does nothing."
+        "Let the target answer every prompt and write training data for a drafter, on this machine (--target) or by an "
+        "OpenAI-compatible server that serves it (--server). A killed call is continued by the same command; a "
+        "finished one does nothing."
     )
-    parser.add_argument("--target", type=Path, required=True, help="folder of the target")
-    parser.add_argument("--prompts", type=Path, required=True, help="JSON lines with prompt, messages or input_ids")
+    parser.add_argument(
+        "--prompts", type=Path, required=True, help="JSON lines with prompt, messages, conversations or input_ids"
+    )
     parser.add_argument("--out", type=Path, required=True, help="JSON lines to write")
     parser.add_argument("--max-new", type=int, required=True, help="new tokens of a response, at most")
-    parser.add_argument("--batch", type=int, default=64, help="responses made at a time (default 64)")
     parser.add_argument("--limit", type=int, default=None, help="only the first N prompts")
     parser.add_argument("--skip-bad", action="store_true", help="leave bad prompt lines out instead of refusing them")
     parser.add_argument(
         "--anew", action="store_true", help="empty an output that was made from something else, instead of refusing it"
     )
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
-    parser.add_argument("--device", default="cpu", help="such as cpu or cuda:0 (default cpu)")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads (default: all cores, at most 8)")
+    parser.add_argument(
+        "--template-options", metavar="JSON", help="""for the chat template: '{"enable_thinking": false}'"""
+    )
     parser.add_argument("--json", action="store_true", help="the last line of the output is a JSON object")
+    local = parser.add_argument_group("on this machine, greedily; of a conversation the last turn")
+    local.add_argument("--target", type=Path, help="folder of the target")
+    local.add_argument("--batch", type=int, help="responses made at a time (default 64)")
+    local.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default float32")
+    local.add_argument("--device", help="such as cpu or cuda:0 (default cpu)")
+    local.add_argument("--threads", type=int, help="CPU threads (default: all cores, at most 8)")
+    server = parser.add_argument_group("by a server; of a conversation all turns")
+    server.add_argument("--server", metavar="URL", help="such as http://host:8000/v1")
+    server.add_argument("--model", help="the target's name there")
+    server.add_argument("--api-key-env", metavar="VAR", help="environment variable that holds the key")
+    server.add_argument("--concurrency", type=int, help="requests at a time (default 32)")
+    server.add_argument("--timeout", type=float, metavar="S", help="seconds for one request (default 600)")
+    server.add_argument("--retries", type=int, help="tries after the first (default 6)")
+    server.add_argument(
+        "--max-bad", type=int, help="bad answers allowed (default: one in a hundred prompts, at least 10)"
+    )
+    server.add_argument("--temperature", type=float, help="default 0")
+    server.add_argument("--top-p", type=float)
+    server.add_argument("--seed", type=int)
 
 
 def main(args: argparse.Namespace) -> int:
-    from trainer.bar import Bar
-    from trainer.cli.guard import own_progress_only, share_cores, told
-    from trainer.regenerate import Plan, regenerate
+    from trainer.cli.guard import told
 
     start = time.monotonic()
-    working: float | None = None
-    bar: Bar | None = None
+    if (args.target is None) == (args.server is None):
+        raise ConfigError("one of --target and --server is needed", "regenerate", "name who is to answer")
+    strangers = [
+        f"--{n.replace('_', '-')}" for n in (_SERVER if args.target else _LOCAL) if getattr(args, n) is not None
+    ]
+    if strangers:
+        way = "--target" if args.target else "--server"
+        raise ConfigError(f"{', '.join(strangers)} means nothing with {way}", "regenerate", "leave it out")
+    shown = _Shown()
+    with told("writing the responses", "the same command goes on from here"):
+        try:
+            record = (_local if args.target else _server)(args, shown)
+        finally:
+            if shown.bar is not None:
+                shown.bar.close()
+    plan = shown.plan
+    assert plan is not None
+    missing = plan.total - plan.done - record["made"]
+    verb = "found" if plan.done == plan.total else "wrote"
+    print(f"{verb} {plan.total - missing} responses in {plan.out}" + (f", {missing} are missing" if missing else ""))
+    if args.json:
+        head = {"schema": 1, "kind": "regenerate", "out": str(plan.out), "responses": plan.total - missing}
+        seconds = round(time.monotonic() - start, 3)
+        print(json.dumps({**head, **record, "skipped": len(plan.skipped), "seconds": seconds}))
+    return 0
 
-    def planned(plan: Plan) -> None:
-        nonlocal bar
+
+class _Shown:
+    """What is said on the way, and the plan that was heard."""
+
+    def __init__(self) -> None:
+        self.plan: Plan | None = None
+        self.bar: Bar | None = None
+        self._working: float | None = None
+
+    def planned(self, plan: Plan, first: str) -> None:
+        from trainer.bar import Bar
+
+        self.plan = plan
         for fault in plan.skipped:
             print(f"left out: {fault}", file=sys.stderr)
         if plan.replaced:
@@ -48,53 +112,94 @@ def main(args: argparse.Namespace) -> int:
         if 0 < plan.done < plan.total:
             print(f"going on: {plan.done} of {plan.total} responses are there", file=sys.stderr)
         if plan.done < plan.total:
-            bar = Bar("responses", plan.total, "prompts", done=plan.done)
-            bar.update(plan.done, "loading torch and the target")
-            threads = share_cores(args.threads, 8)
+            self.bar = Bar("responses", plan.total, "prompts", done=plan.done)
+            self.bar.update(plan.done, first)
+
+    def progress(self, done: int, tokens: int) -> None:
+        assert self.bar is not None
+        now = time.monotonic()
+        if self._working is None:
+            self._working = now
+            self.bar.start()
+        self.bar.update(done, f"{tokens / (now - self._working):.0f} tok/s" if now > self._working else "")
+
+
+def _local(args: argparse.Namespace, shown: _Shown) -> dict[str, Any]:
+    from trainer.cli.guard import own_progress_only, share_cores
+    from trainer.regenerate import regenerate
+
+    def planned(plan: Plan) -> None:
+        shown.planned(plan, "loading torch and the target")
+        if plan.done < plan.total:
+            threads = share_cores(args.threads or 0, 8)
             import torch  # only now: a finished file needs none of it
 
             torch.set_num_threads(threads)
             own_progress_only()
 
-    def progress(done: int, tokens: int) -> None:
-        nonlocal working
-        assert bar is not None
-        now = time.monotonic()
-        if working is None:
-            working = now
-            bar.start()
-        bar.update(done, f"{tokens / (now - working):.0f} tok/s" if now > working else "")
+    plan = regenerate(
+        args.target,
+        args.prompts,
+        args.out,
+        max_new=args.max_new,
+        batch=64 if args.batch is None else args.batch,
+        dtype=args.dtype or "float32",
+        device=args.device or "cpu",
+        limit=args.limit,
+        skip_bad=args.skip_bad,
+        anew=args.anew,
+        template_options=_options(args.template_options),
+        planned=planned,
+        progress=shown.progress,
+    )
+    return {"made": plan.total - plan.done}
 
-    with told("writing the responses", "the same command goes on from here"):
-        try:
-            plan = regenerate(
-                args.target,
-                args.prompts,
-                args.out,
-                max_new=args.max_new,
-                batch=args.batch,
-                dtype=args.dtype,
-                device=args.device,
-                limit=args.limit,
-                skip_bad=args.skip_bad,
-                anew=args.anew,
-                planned=planned,
-                progress=progress,
-            )
-        finally:
-            if bar is not None:
-                bar.close()
-    reused = plan.done == plan.total
-    print(f"{'found' if reused else 'wrote'} {plan.total} responses in {plan.out}")
-    if args.json:
-        record = {
-            "schema": 1,
-            "kind": "regenerate",
-            "out": str(plan.out),
-            "responses": plan.total,
-            "made": plan.total - plan.done,
-            "skipped": len(plan.skipped),
-            "seconds": round(time.monotonic() - start, 3),
-        }
-        print(json.dumps(record))
-    return 0
+
+def _server(args: argparse.Namespace, shown: _Shown) -> dict[str, Any]:
+    from trainer.openai_client import Server
+    from trainer.regenerate_server import Sampling, regenerate_from_server
+
+    if not args.model:
+        raise ConfigError("--model is missing", "regenerate", "name the target as the server does (see its /v1/models)")
+    given = {n: getattr(args, n) for n in ("temperature", "top_p", "seed") if getattr(args, n) is not None}
+    options = _options(args.template_options)
+    limits = {
+        name: value for name, value in (("timeout_s", args.timeout), ("retries", args.retries)) if value is not None
+    }
+    outcome = regenerate_from_server(
+        Server(args.server, _key(args.api_key_env), **limits),
+        Sampling(args.model, args.max_new, template_options=options, **given),
+        args.prompts,
+        args.out,
+        concurrency=32 if args.concurrency is None else args.concurrency,
+        max_bad=args.max_bad,
+        limit=args.limit,
+        skip_bad=args.skip_bad,
+        anew=args.anew,
+        planned=lambda plan: shown.planned(plan, f"asking {args.model}"),
+        progress=shown.progress,
+    )
+    for fault in outcome.named:
+        print(f"bad answer: {fault}", file=sys.stderr)
+    if outcome.bad.total():
+        print("the same command asks again for the missing ones", file=sys.stderr)
+    return {"made": outcome.made, "bad": dict(outcome.bad)}
+
+
+def _key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    key = os.environ.get(variable)
+    if key is None:
+        raise ConfigError(f"there is no variable {variable} in the environment", "--api-key-env", "export it first")
+    return key.strip()
+
+
+def _options(text: str | None) -> dict[str, Any]:
+    try:
+        options = json.loads(text) if text is not None else {}
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is no JSON: {error}", "--template-options") from None
+    if not isinstance(options, dict):
+        raise ConfigError(f"{text!r} is no JSON object", "--template-options")
+    return options
