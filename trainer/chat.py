@@ -47,6 +47,14 @@ class Rendered:
     skipped: int = 0
 
 
+def own_template(tokenizer: Any) -> str | None:
+    """A tokenizer's own chat template (the one named "default" of several), None if it has none."""
+    found = getattr(tokenizer, "chat_template", None)
+    if isinstance(found, dict):
+        found = found.get("default")
+    return str(found) if found else None
+
+
 class ChatTemplate:
     """A tokenizer's chat template with its options.
 

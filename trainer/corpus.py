@@ -411,16 +411,16 @@ class Encoder:
         return self._template
 
     def _own(self) -> str:
-        found = getattr(self.tokenizer, "chat_template", None)
-        if isinstance(found, dict):
-            found = found.get("default")
-        if not found:
+        from trainer.chat import own_template
+
+        found = own_template(self.tokenizer)
+        if found is None:
             raise ConfigError(
                 "the data are conversations, and the tokenizer has no chat template",
                 str(self._folder),
                 "name a file of one in data.chat_template",
             )
-        return str(found)
+        return found
 
     def encode(self, lines: list[bytes]) -> list[Made]:
         """One for each line, in order.

@@ -11,11 +11,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.conversation import read_turns
 from trainer.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from trainer.chat import ChatTemplate
 
 _FORMS = '{"prompt": "text"}, {"messages": [{"role": ..., "content": ...}]} or {"input_ids": [1, 2, 3]}'
 _NAMED = 10
@@ -112,22 +116,24 @@ def tokenize(
 
     Args:
         vocab_size: ids lie below it. longest: most tokens that a prompt may have.
+        template_options: what the chat template is called with.
         bad: gains a text for each prompt that cannot be used, in place of an error; its ids are then [].
 
     Raises:
         ConfigError: the target's folder has no tokenizer, or no chat template for messages.
         DataError: a prompt is empty, too long, or holds an id that the target does not know; names file and line.
     """
-    tokenizer: Any = None
+    reader = _Reader(target, template_options or {})
     out: list[list[int]] = []
     for prompt in prompts:
-        if prompt.input_ids is not None:
-            ids = list(prompt.input_ids)
+        place = f"{file}:{prompt.line}"
+        fault: DataError | None = None
+        try:
+            ids = reader.ids(prompt)
+        except ValueError as error:
+            ids, fault = [], DataError(str(error), place, "mend the line, or take it out")
         else:
-            if tokenizer is None:
-                tokenizer = load_tokenizer(target)
-            ids = _ids(tokenizer, prompt, target, template_options or {})
-        fault = _fault(ids, f"{file}:{prompt.line}", vocab_size, longest)
+            fault = _fault(ids, place, vocab_size, longest)
         if fault is not None:
             if bad is None:
                 raise fault
@@ -152,13 +158,35 @@ def _fault(ids: Sequence[int], place: str, vocab_size: int, longest: int) -> Dat
     return None
 
 
-def _ids(tokenizer: Any, prompt: Prompt, target: Path, options: Mapping[str, Any]) -> list[int]:
-    if prompt.messages is None:
-        return list(tokenizer(prompt.text, add_special_tokens=False)["input_ids"])
-    if not getattr(tokenizer, "chat_template", None):
-        raise ConfigError("the prompts are messages, and the target has no chat template", str(target), "use text")
-    text = tokenizer.apply_chat_template(list(prompt.messages), tokenize=False, add_generation_prompt=True, **options)
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+class _Reader:
+    """Prompt -> token ids. The tokenizer and its chat template are loaded when the first prompt needs them."""
+
+    def __init__(self, target: Path, options: Mapping[str, Any]) -> None:
+        self._target, self._options = target, options
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return load_tokenizer(self._target)
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        from trainer.chat import ChatTemplate, own_template
+
+        text = own_template(self._tokenizer)
+        if text is None:
+            where = str(self._target)
+            raise ConfigError("the prompts are messages, and the target has no chat template", where, "use text")
+        return ChatTemplate(self._tokenizer, text, self._options, str(self._target))
+
+    def ids(self, prompt: Prompt) -> list[int]:
+        """
+        Raises:
+            ConfigError: no tokenizer, no template. ValueError: the template refuses the prompt.
+        """
+        if prompt.input_ids is not None:
+            return list(prompt.input_ids)
+        text = prompt.text if prompt.messages is None else self._template.render(prompt.messages, prompt=True)
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def load_tokenizer(target: Path) -> Any:

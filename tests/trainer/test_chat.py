@@ -248,3 +248,19 @@ def test_only_tokens_that_lie_wholly_within_a_span_are_taken() -> None:
     assert token_mask(ids, offsets, [Span(2, 8)], {9}) == [0, 1, 0, 1, 0, 0]
     assert token_mask(ids, offsets, [Span(2, 9, whole=True)], {9}) == [0, 1, 0, 1, 0, 0]
     assert token_mask(ids, offsets, [Span(0, 2, whole=True)], {9}) == [0] * 6
+
+
+def test_prompts_go_through_the_same_template(tmp_path: Path) -> None:
+    from trainer.prompts import Prompt, tokenize
+
+    dated = STRICT.replace("{{- bos_token }}", "{{- strftime_now('%Y') + (mood or '') }}")
+    target = save_words(tmp_path, template=dated)
+    file = tmp_path / "p.jsonl"
+    good, bad = Prompt(1, messages=turns("a", "b", "c")), Prompt(2, messages=[*turns("a"), *turns("b")])
+    (ids,) = tokenize([good], target, file, vocab_size=300, longest=99, template_options={"mood": "!"})
+    from trainer.prompts import load_tokenizer
+
+    assert load_tokenizer(target).decode(ids) == "2026![INST] a [/INST] b<|im_end|>[INST] c [/INST]"
+    faults: list[str] = []
+    assert tokenize([bad, good], target, file, vocab_size=300, longest=99, bad=faults)[0] == []
+    assert faults == [f"{file}:2: the chat template refuses it: roles must alternate"]
