@@ -95,6 +95,7 @@ class TrainConfig:
     average_every: int = key(50, doc="steps between two averagings of the drafters", least=1)
     log_every: int = key(10, doc="steps between two progress lines", least=1)
     schedule: str = key("ready", doc="which drafter gets a batch", one_of=SCHEDULES)
+    tensorboard: bool = key(False, doc="also write event files for TensorBoard")
 
 
 @dataclass(frozen=True)

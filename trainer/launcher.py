@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from trainer.board import Board
 from trainer.channel import Message
 from trainer.checkpoint import Store
 from trainer.crew import Crew
@@ -82,6 +83,9 @@ class Launcher:
         self.output = Output()
         self.meter = Meter(self.output, attempt / "metrics.jsonl")
         self.record = PlanRecord(attempt)
+        self.board = Board(attempt, self.output.line) if self.config.train.tensorboard else None
+        if self.board is not None:
+            self.meter.sinks.append(self.board.write)
         self.crew = Crew(
             self.config.workers,
             attempt,
@@ -124,6 +128,8 @@ class Launcher:
         finally:
             self.crew.close()
             self.record.close()
+            if self.board is not None:
+                self.board.close()
         step = f"{self.scheduler.step}/{self.scheduler.total_steps}"
         self.output.event("finished" if code == FINISHED else "stopped", step=step)
         return code

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from trainer.board import require_tensorboard
 from trainer.checkpoint import Checkpoint, choose
 from trainer.config import RunConfig
 from trainer.corpus import Progress, open_corpus
@@ -210,6 +211,8 @@ def prepare(
         ConfigError, DataError, CheckpointError: what cannot run.
     """
     target = read_target(config.target.path)
+    if config.train.tensorboard:
+        require_tensorboard()
     chosen = None if checkpoints is None else choose(checkpoints, resume)
     start = start_of(config, chosen)
     drafter = drafter_geometry(config, target, start)

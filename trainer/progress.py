@@ -92,12 +92,13 @@ class Meter:
     """Adds up what drafters report, and turns it into one record an interval.
 
     Args:
-        output: for lines. metrics: metrics.jsonl, appended to.
+        output: for lines. metrics: metrics.jsonl, appended to. sinks: called with each entry, too.
     """
 
     output: Output
     metrics: Path
     totals: Totals = field(default_factory=Totals)
+    sinks: list[Callable[[Mapping[str, Any]], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._since = time.monotonic()
@@ -180,6 +181,8 @@ class Meter:
         with self.metrics.open("a", encoding="utf-8") as opened:
             opened.write(json.dumps(entry) + "\n")
         self._line(entry)
+        for sink in self.sinks:
+            sink(entry)
         self.totals, self._since, self._logged = Totals(), now, step
 
     def _shares(self, worker: WorkerTimes, wall: float) -> dict[str, float]:
