@@ -290,6 +290,7 @@ FACTS: dict[str, Any] = {
                     "transformers": "5.0.0",
                     "safetensors": "0.7.0",
                     "tokenizers": "0.22.1",
+                    "jinja2": "3.1.6",
                     "numpy": "2.4.1",
                 }.items()
             },
@@ -381,7 +382,7 @@ def test_packages_outside_their_range_and_broken_ones(tmp_path: Path) -> None:
     assert ("fail", "not installed there: tokenizers") in said
     assert ("fail", "torch 2.15.0 is outside >=2.11,<2.15") in said
     assert any(s == "fail" and "libopenblas" in w for s, w in said)
-    assert ("ok", "transformers 5.0.0, safetensors 0.7.0") in said
+    assert ("ok", "transformers 5.0.0, safetensors 0.7.0, jinja2 3.1.6") in said
 
 
 def test_a_gpu_in_use_is_said_before_it_runs_out(tmp_path: Path) -> None:
