@@ -7,7 +7,8 @@ The rules, in the order in which they are asked:
    not matter for the state; it is told as a warning.
 3. No exit record and no launcher: stopped if a stop was recorded, else crashed with an unknown exit. It is never
    guessed to have ended well, unless the trainer itself said `event=finished`.
-4. Evidence that is missing or contradicts itself is `unknown`, never one of the others.
+4. Evidence that is missing or contradicts itself is `unknown`, never one of the others. What may follow what inside
+   one attempt is drawn (machine.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dflash_ops.contracts import ExitRecord, Limits, Progress, StageInfo, State
+from dflash_ops.supervise.machine import follow
 
 #: Intervals that a run must have before it can be called slow against its own median.
 SLOW_NEEDS = 12
@@ -93,6 +95,9 @@ def quantile(values: Sequence[float], q: float) -> float | None:
 def assess(evidence: Evidence, now: float, limits: Limits) -> Verdict:
     """The state of the attempt at time `now`. Pure; raises nothing."""
     verdict = _assess(evidence, now, limits)
+    state, detail = follow(evidence.previous, verdict.state, verdict.detail)
+    if state is not verdict.state:
+        verdict = Verdict(state, detail, now)
     if evidence.previous is verdict.state and evidence.previous_since is not None:
         return Verdict(verdict.state, verdict.detail, evidence.previous_since, verdict.limit_s)
     return verdict

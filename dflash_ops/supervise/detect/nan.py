@@ -1,0 +1,34 @@
+"""nan_loss: the loss is no number any more.
+
+The rule: the newest progress line's loss is NaN or infinite; or it has no loss although earlier lines of the same
+attempt had one, twice in a row (JSON has no NaN: it arrives as null).
+"""
+
+from __future__ import annotations
+
+import math
+
+from dflash_ops.contracts import Finding
+from dflash_ops.supervise.detect.history import History, Skipped
+
+NAME = "nan_loss"
+
+
+def detect(h: History) -> list[Finding] | Skipped:
+    lines = h.progress()
+    if not lines:
+        return Skipped(NAME, "no progress line yet")
+    bad = [p for p in lines if p.loss is None or not math.isfinite(p.loss)]
+    had = any(p.loss is not None and math.isfinite(p.loss) for p in lines)
+    newest = lines[-1]
+    surely = newest.loss is not None and not math.isfinite(newest.loss)
+    gone = had and len(lines) > 2 and lines[-1].loss is None and lines[-2].loss is None
+    if not (surely or gone):
+        return []
+    since = newest.t
+    for p in reversed(lines):
+        if p not in bad:
+            break
+        since = p.t
+    shown = newest.loss if newest.loss is not None else "not a number"
+    return [Finding(NAME, f"the loss is {shown} at step {newest.step}", h.now, since, severity="alarm")]
