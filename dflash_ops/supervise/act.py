@@ -102,6 +102,7 @@ def _steps(decision: Decision, effects: Effects, ledger: Ledger) -> Done:
     overlay = overlay_of(decision, effects, ledger)
     _fenced(effects)
     effects.write_overlay(overlay)
+    _fenced(effects)
     release = decision.params.get("release")
     number = effects.start(
         overlay,
