@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -16,6 +16,10 @@ from dflash_ops.errors import DflashError, UsageError
 from dflash_ops.playbooks import load_documents
 from dflash_ops.triage import Source, Triage
 
+if TYPE_CHECKING:
+    from dflash_ops.collect.nodes import Across
+    from dflash_ops.inventory import Job
+
 
 def command(
     paths: list[str] = typer.Argument(
@@ -25,6 +29,7 @@ def command(
         None, "--job", metavar="JOB", help="Instead of paths: all texts of this job's newest attempt, and the kernel's."
     ),
     attempt: int | None = typer.Option(None, "--attempt", metavar="N", min=1, help="With --job: an earlier attempt."),
+    node: int | None = typer.Option(None, "--node", metavar="K", min=0, help="With --job: one node of several."),
     mib: float = typer.Option(16.0, "--mib", metavar="N", min=0.1, help="With --job: how much of the log's end."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object a line."),
     explain: bool = typer.Option(False, "--explain", help="All evidence, what else was seen, and the whole meaning."),
@@ -42,10 +47,13 @@ def command(
                 f"give one of them: dflash-ops triage --job {job}, or: dflash-ops triage {' '.join(paths)}",
             )
         raise typer.Exit(
-            run_job(job, inventory, attempt=attempt, mib=mib, as_json=as_json, explain=explain, playbooks=playbooks)
-        )
-    if attempt is not None or inventory is not None:
-        option = "--attempt" if attempt is not None else "--inventory"
+            run_job(
+                job, inventory, attempt=attempt, node=node, mib=mib, as_json=as_json, explain=explain,
+                playbooks=playbooks,
+            )
+        )  # fmt: skip
+    if attempt is not None or node is not None or inventory is not None:
+        option = "--attempt" if attempt is not None else "--node" if node is not None else "--inventory"
         raise UsageError(f"{option} needs --job", "dflash-ops triage", "add --job JOB")
     if not paths and sys.stdin.isatty():
         error = UsageError(
@@ -61,12 +69,13 @@ def run_job(
     inventory: Path | None,
     *,
     attempt: int | None = None,
+    node: int | None = None,
     mib: float = 16.0,
     as_json: bool = False,
     explain: bool = False,
     playbooks: list[str] | None = None,
 ) -> int:
-    """Answer for a job of the inventory.
+    """Answer for a job of the inventory, or for one of its nodes; of several nodes the first cause across them.
 
     Raises:
         DflashError: no such job, never deployed, nothing started, the machine cannot be asked.
@@ -74,23 +83,65 @@ def run_job(
     from dflash_ops.cli.common import load_inventory
     from dflash_ops.client import JobClient
     from dflash_ops.collect.job import examine
-    from dflash_ops.hosts.factory import open_host
+    from dflash_ops.collect.nodes import examine_nodes
+    from dflash_ops.hosts.factory import Hosts
 
     loaded = load_inventory(inventory)
-    job = loaded.job(name)
-    client = JobClient(open_host(loaded, job.host), job, loaded.host_of(job).python)
+    job = loaded.job(name).at_node(node)
+    hosts = Hosts(loaded)
+    clients = [JobClient(hosts[p.host], p, loaded.host_of(p).python) for p in job.parts]
     try:
-        seen = examine(client, loaded, attempt=attempt, playbooks=playbooks or (), mib=mib)
+        if job.nodes:
+            across = examine_nodes(clients, loaded, attempt=attempt, playbooks=playbooks or (), mib=mib)
+        else:
+            seen = examine(clients[0], loaded, attempt=attempt, playbooks=playbooks or (), mib=mib)
     finally:
-        client.host.close()
+        hosts.close()
+    if job.nodes:
+        return _across(job, across, as_json=as_json, explain=explain)
     if as_json:
         print(json.dumps(row(job.name, seen.diagnosis, job=job.name, attempt=seen.attempt), ensure_ascii=False))
     else:
         from dflash_ops.view.triage import show
 
         still = ", still running" if seen.alive else ""
-        show(f"{job.name}, attempt {seen.attempt}{still}", seen.diagnosis, explain=explain)
+        place = f", {job.label}" if job.node is not None else ""
+        show(f"{job.name}{place}, attempt {seen.attempt}{still}", seen.diagnosis, explain=explain)
     return 0
+
+
+def _across(job: Job, across: Across, *, as_json: bool, explain: bool) -> int:
+    """Print the first cause of a job on several machines; the exit code of a node that could not be asked, or 0."""
+    chosen = across.chosen
+    if as_json:
+        said = row(job.name, across.diagnosis, job=job.name, attempt=chosen.attempt)
+        cases = {case.rank: case for case in across.cases}
+        nodes = []
+        for rank, part in enumerate(job.nodes):
+            case, error = cases.get(rank), across.errors.get(rank)
+            nodes.append(
+                {
+                    "node": rank,
+                    "host": part.host,
+                    "attempt": case.attempt if case else None,
+                    "alive": case.alive if case else None,
+                    "class": case.diagnosis.kind if case else None,
+                    "root_exception": case.diagnosis.root_exception if case else None,
+                    "failed": case.failed if case else None,
+                    "clock_s": case.clock_s if case else None,
+                    "unsure_s": case.unsure_s if case else None,
+                    "error": error.what if error else None,
+                }
+            )
+        print(json.dumps({**said, "node": chosen.rank, "nodes": nodes}, ensure_ascii=False))
+    else:
+        from dflash_ops.view.triage import show
+
+        still = ", still running" if chosen.alive else ""
+        show(f"{job.name}, {chosen.label}, attempt {chosen.attempt}{still}", across.diagnosis, explain=explain)
+    for rank, error in across.errors.items():
+        print(f"error: {job.nodes[rank].label}: {error}", file=sys.stderr)
+    return max((error.exit_code for error in across.errors.values()), default=0)
 
 
 def run(paths: list[str], *, as_json: bool, explain: bool = False, playbooks: list[str] | None = None) -> int:

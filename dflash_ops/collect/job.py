@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -24,13 +25,20 @@ FACT = 8000
 
 @dataclass(frozen=True)
 class Examined:
-    """The diagnosis of one attempt, and what it was made from."""
+    """The diagnosis of one attempt, and what it was made from.
+
+    `cascade`: its kind follows from a failure elsewhere. `failed`: when it failed, by that machine's clock
+    (`failed_whole`: in whole seconds), None where that is not known.
+    """
 
     job: str
     host: str
     attempt: int
     alive: bool
     diagnosis: Diagnosis
+    cascade: bool = False
+    failed: float | None = None
+    failed_whole: bool = False
 
 
 def examine(
@@ -60,9 +68,34 @@ def examine(
     diagnosis = diagnose_attempt(
         triage, found, parts[len(found.parts) :], finished_rc=job.finished_rc, progress=job.progress
     )
+    kind = triage.playbooks.kinds.get(diagnosis.kind)
+    failed, whole = failed_at(found)
     return Examined(
-        job.name, client.host.name, found.attempt, found.alive, _told(diagnosis, parts, found, inventory, job)
+        job.name,
+        client.host.name,
+        found.attempt,
+        found.alive,
+        _told(diagnosis, parts, found, inventory, job),
+        cascade=kind is not None and kind.role == "cascade",
+        failed=failed,
+        failed_whole=whole,
     )
+
+
+def failed_at(found: Evidence) -> tuple[float | None, bool]:
+    """When the attempt failed, by its own machine's clock, and whether that is known in whole seconds only.
+
+    The smallest time of an error.json, since the launcher outlives its workers; else the end of the attempt.
+    """
+    times = [t for part in found.parts if part.kind == "error_json" if (t := _stamp(part.data)) is not None]
+    return (min(times), True) if times else (found.ended, False)
+
+
+def _stamp(data: bytes) -> float | None:
+    try:
+        return float(json.loads(data)["message"]["extraInfo"]["timestamp"])
+    except (ValueError, KeyError, TypeError):
+        return None  # of another writer, or torn: its text is judged all the same
 
 
 def folders(inventory: Inventory) -> tuple[str, ...]:

@@ -88,6 +88,17 @@ def test_the_worst_state_speaks_for_the_job_and_says_which_node(pair: Pair) -> N
     assert "node 1 (b)" in status["detail"]
     screen = pair.ops("status").out
     assert "crashed" in screen and "SIGKILL" in screen and "stepping" in screen, screen
+    # the cause is looked for on all nodes
+    named = pair.ops("triage", "--job", "big", "--json")
+    assert named.code == 0, named.err
+    valid("triage", named.json)
+    assert named.json["node"] == 1
+    assert [n["class"] for n in named.json["nodes"]] == ["healthy", named.json["class"]]
+    assert "node 0 (a) still runs" in named.json["why"]
+    told = pair.ops("triage", "--job", "big").out
+    assert told.startswith("big, node 1 (b), attempt 1: ")
+    assert "clocks: node 0 (a)" in told
+    assert pair.ops("triage", "--job", "big", "--node", "0").out.startswith("big, node 0 (a), attempt 1, still running")
     # a node that is gone is not hidden by those that work, and those are stopped all the same
     again = pair.ops("stop", "--json")
     assert again.code == 0
