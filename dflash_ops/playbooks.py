@@ -72,3 +72,17 @@ def load_file(path: Path) -> dict[str, Any]:
         raise ContractError(f"a playbook is not UTF-8: {error}", str(path), "save it as UTF-8") from None
     document["_file"] = str(path)
     return document
+
+
+def proof_there(path: str) -> bool:
+    """Whether a `tests/file.py` or `tests/file.py::name` that a remedy names as its proof is there."""
+    file, _, name = path.partition("::")
+    place = bundled("playbooks").parent / file
+    if not place.is_file():
+        return False
+    return not name or f"def {name.split('[')[0].rpartition('::')[2]}(" in place.read_text("utf-8")
+
+
+def tests_at_hand() -> bool:
+    """A checkout has the tests beside the playbooks, a wheel has not."""
+    return (bundled("playbooks").parent / "tests").is_dir()

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from dflash_ops.errors import DflashError, UsageError
-from dflash_ops.playbooks import load_documents, load_file
+from dflash_ops.playbooks import load_documents, load_file, proof_there, tests_at_hand
 from dflash_ops.triage import Triage, compile_playbooks
 from dflash_ops.triage.examples import check, examples
 from dflash_ops.triage.lint import lint as find_faults
@@ -81,7 +81,7 @@ def lint(
 ) -> None:
     """Check playbooks: the bundled ones, or those of DIR. Exit 1 where something is wrong."""
     documents = _documents([folder] if folder else [], bundle=not folder)
-    faults = find_faults(documents)
+    faults = find_faults(documents, proof_there if tests_at_hand() else None)
     for fault in faults:
         if fault.error or notes:
             typer.echo(str(fault))

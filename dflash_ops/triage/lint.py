@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_ops.contracts import Action
+from dflash_ops.contracts import RULES, Action, Remedy, forbidden, worse_grade
 from dflash_ops.errors import ContractError
 from dflash_ops.triage.playbook import GRADES, ID, ROLES, WHERE, Kind, Signature, compile_playbooks
 from dflash_ops.triage.predicates import PREDICATES
@@ -59,8 +59,12 @@ class Fault:
         return f"{'error' if self.error else 'note '} {self.where}: {self.what}"
 
 
-def lint(documents: Iterable[Mapping[str, Any]]) -> list[Fault]:
-    """All faults of the documents, in their order. Examples are checked by `playbooks test`, not here."""
+def lint(documents: Iterable[Mapping[str, Any]], proof_there: Callable[[str], bool] | None = None) -> list[Fault]:
+    """All faults of the documents, in their order. Examples are checked by `playbooks test`, not here.
+
+    Args:
+        proof_there: whether a `tests/...` path that a remedy names is there; None where no tests are at hand.
+    """
     faults: list[Fault] = []
     seen: dict[str, str] = {}
     for document in documents:
@@ -79,6 +83,8 @@ def lint(documents: Iterable[Mapping[str, Any]]) -> list[Fault]:
                 faults.append(Fault(where, str(error).splitlines()[0]))
                 continue
             faults.extend(_kind(where, kind, table))
+            for remedy in kind.remedies:
+                faults.extend(_remedy(where, remedy, proof_there))
     return faults
 
 
@@ -111,13 +117,32 @@ def _kind(where: str, kind: Kind, table: Mapping[str, Any]) -> Iterable[Fault]:
         yield Fault(where, f"no predicate {kind.predicate!r}; there are {', '.join(sorted(PREDICATES))}")
     if kind.signatures and not table.get("example"):
         yield Fault(where, "no example")
-    for remedy in kind.remedies:
-        if remedy.action not in ACTIONS:
-            yield Fault(where, f"unknown action {remedy.action!r}")
-        if remedy.grade not in GRADES:
-            yield Fault(where, f"a remedy's grade {remedy.grade!r} is none of {', '.join(GRADES)}")
     for signature in kind.signatures:
         yield from _signature(where, signature)
+
+
+def _remedy(where: str, remedy: Remedy, proof_there: Callable[[str], bool] | None) -> Iterable[Fault]:
+    place = f"{where}, {remedy.action}"
+    if remedy.action not in ACTIONS:
+        yield Fault(where, f"unknown action {remedy.action!r}; docs/supervise.md lists the actions")
+        return
+    if remedy.grade not in GRADES:
+        yield Fault(where, f"a remedy's grade {remedy.grade!r} is none of {', '.join(GRADES)}")
+        return
+    floor = RULES[Action(remedy.action)].floor
+    if worse_grade(remedy.grade, floor) != remedy.grade.replace("-", "N"):
+        yield Fault(place, f"grade {remedy.grade} is better than the action's own, {floor}")
+    if remedy.grade in ("A", "B") and (bad := forbidden(remedy.command)) is not None:
+        yield Fault(place, f"its command has {bad!r}, which is never done by itself: grade N, or another command")
+    if remedy.limit < 1:
+        yield Fault(place, f"limit {remedy.limit} means never; leave the step out")
+    if not remedy.proven:
+        yield Fault(place, 'no proven: write "reported", or the path of a test that shows it')
+    elif remedy.proven != "reported":
+        if not remedy.proven.startswith("tests/"):
+            yield Fault(place, f'proven {remedy.proven!r} is neither "reported" nor a path in tests/')
+        elif proof_there is not None and not proof_there(remedy.proven):
+            yield Fault(place, f"the test {remedy.proven!r} is not there")
 
 
 def _signature(where: str, s: Signature) -> Iterable[Fault]:

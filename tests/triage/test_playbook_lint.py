@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dflash_ops.errors import ContractError
+from dflash_ops.playbooks import proof_there
 from dflash_ops.triage import compile_playbooks
 from dflash_ops.triage.lint import lint
 
@@ -21,7 +22,7 @@ def document(**changes: Any) -> dict[str, Any]:
 
 
 def errors(**changes: Any) -> str:
-    return " | ".join(f.what for f in lint([document(**changes)]) if f.error)
+    return " | ".join(f.what for f in lint([document(**changes)], proof_there) if f.error)
 
 
 def notes(**changes: Any) -> str:
@@ -44,6 +45,17 @@ def test_a_right_one_has_no_faults() -> None:
         ({"colour": "red"}, "unknown key 'colour'"),
         ({"evidence": {"predicate": "nobody"}}, "no predicate"),
         ({"remedy": [{"action": "explode", "grade": "A", "text": ""}]}, "unknown action"),
+        (
+            {"remedy": [{"action": "loss_reentrant", "grade": "A", "proven": "reported"}]},
+            "better than the action's own, B",
+        ),
+        ({"remedy": [{"action": "fresh_start_aside", "grade": "A", "proven": "reported"}]}, "better than the action's"),
+        ({"remedy": [{"action": "restart", "grade": "Q", "proven": "reported"}]}, "none of A, B"),
+        ({"remedy": [{"action": "restart", "grade": "A"}]}, "no proven"),
+        ({"remedy": [{"action": "restart", "grade": "A", "proven": "yes"}]}, "nor a path in tests/"),
+        ({"remedy": [{"action": "restart", "grade": "A", "proven": "tests/none.py"}]}, "'tests/none.py' is not there"),
+        ({"remedy": [{"action": "restart", "grade": "A", "proven": "reported", "limit": 0}]}, "means never"),
+        ({"remedy": [{"action": "restart", "grade": "A", "proven": "reported", "command": "rm -rf /x"}]}, "'rm -r'"),
         ({"signature": {"literal": "abc"}}, "6 characters"),
         ({"signature": {"where": "nowhere"}}, "where"),
         ({"signature": {"regex": "("}}, "does not compile"),
@@ -87,3 +99,16 @@ def test_compiling_names_the_family_and_the_kind() -> None:
         compile_playbooks([document(signature={"literal": ""})])
     with pytest.raises(ContractError, match="schema"):
         compile_playbooks([{"schema": 2, "family": "f"}])
+
+
+@pytest.mark.parametrize(
+    ("path", "there"),
+    [
+        ("tests/triage/test_playbook_lint.py", True),
+        ("tests/triage/test_playbook_lint.py::test_a_right_one_has_no_faults", True),
+        ("tests/triage/test_playbook_lint.py::test_nobody", False),
+        ("tests/triage/test_nobody.py::test_x", False),
+    ],
+)
+def test_a_proof_is_a_test_that_is_there(path: str, there: bool) -> None:
+    assert proof_there(path) is there
