@@ -1,6 +1,7 @@
 # make demo    from a fresh clone to an evaluated, exported drafter
 # make test    everything that CI runs
 # make golden  the trainer against reference numbers (DFLASH_GOLDEN=DIR for another folder)
+# make bench   all CPU benchmarks, and one table of their ratios with goals (benchmarks/README.md)
 # make lint    ruff, mypy --strict, the import arrows
 # make lab     a Proxmox host with containers to play with (Linux, root); make lab-down takes it away
 # make venv    only the virtual environment
@@ -18,7 +19,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: venv demo test golden lint clean lab lab-down lab-packages
+.PHONY: venv demo test golden bench lint clean lab lab-down lab-packages
 .DEFAULT_GOAL := venv
 
 venv: $(STAMP)
@@ -35,6 +36,9 @@ test: lint lab-packages
 
 golden: venv
 	@$(BIN)/python -m pytest -m golden tests/trainer
+
+bench: venv
+	@$(BIN)/python benchmarks/bench.py
 
 lab-packages:
 	@bash .ci/lab-packages

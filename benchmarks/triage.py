@@ -100,6 +100,7 @@ def main() -> None:
         literals.write_text(
             "\n".join(sorted({s.literal for s in triage.playbooks.signatures if "\n" not in s.literal})) + "\n"
         )
+        ratios: dict[str, float] = {}
         print(f"{len(triage.playbooks.kinds)} kinds, {len(triage.playbooks.signatures)} texts")
         print(f"{'text':20} {'MB':>6} {'lines':>9} {'triage':>13} {'grep -F':>13} {'reading':>13}   lines/s")
         for name, text in texts.items():
@@ -117,6 +118,9 @@ def main() -> None:
             print(
                 f"{name:20} {len(text) / 1e6:6.1f} {lines:9,} {lines / ours:13,.0f} {lines / grep:13,.0f} {lines / reading:13,.0f}"
             )
+            ratios[name] = grep / ours
+        for name, ratio in ratios.items():
+            print(f"ratio  {name}, of grep's speed: {ratio:.2f}")
         small = Path(folder) / "small.log"
         small.write_text(training(5_000) + CRASH, encoding="utf-8")
         command = [sys.executable, "-m", "dflash_ops.cli.triage", "--json", str(small)]
