@@ -22,7 +22,7 @@ DEFAULT_EPOCHS = 6
 #: The same lists as in trainer.loss and trainer.attention, which import torch.
 OBJECTIVES = ("dflash", "dpace")
 LOSS_MODES = ("fused", "checkpoint")
-ATTENTION = ("auto", "sdpa", "flex")
+ATTENTION = ("auto", "structured", "sdpa", "flex")
 DTYPES = ("auto", "float32", "bfloat16")
 SCHEDULES = ("ready", "fixed")
 SYNCS = ("average", "step")
@@ -429,4 +429,8 @@ def _contradictions(config: RunConfig, where: str, errors: list[ConfigError]) ->
     if train.epochs is not None and train.steps is not None:
         fault("both epochs and steps are given", "train", "remove one of them")
     if drafter.attention == "flex" and "cpu" in workers.drafter_devices:
-        fault("flex attention needs CUDA, a drafter is on the CPU", "drafter.attention", 'use "auto" or "sdpa"')
+        fault(
+            "flex attention needs CUDA, a drafter is on the CPU",
+            "drafter.attention",
+            'use "auto", "structured" or "sdpa"',
+        )

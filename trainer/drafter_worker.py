@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.anchors import pick_anchors
-from trainer.attention import build_masks, freeze_shapes
+from trainer.attention import build_masks
 from trainer.averaging import add_gradients, average, make_equal
 from trainer.batch import Batch, block_input_ids
 from trainer.channel import Channel, Message
@@ -29,6 +29,7 @@ from trainer.config import RunConfig, parse_config
 from trainer.drafter import Drafter
 from trainer.drafter_config import DrafterConfig
 from trainer.errors import ConfigError, NonFiniteError
+from trainer.flex import freeze_shapes
 from trainer.loss import LossOut, block_loss
 from trainer.optimizer import Masters
 from trainer.ring import Ring, RingLayout
@@ -53,7 +54,7 @@ class DrafterWorker:
         self.dtype: torch.dtype = getattr(torch, layout.dtype) if cuda else torch.float32
         self.geometry = DrafterConfig.from_hf(setup["drafter"])
         wanted = self.config.drafter.attention
-        self.backend = wanted if wanted != "auto" else "flex" if cuda else "sdpa"
+        self.backend = wanted if wanted != "auto" else "flex" if cuda else "structured"
         self.lengths_used: list[int] = list(setup["lengths_used"])
         self.lengths_seen: set[int] = set()
         self.embed, self.head = load_embed_and_head(self.config.target.path, self.dtype, self.device)

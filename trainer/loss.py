@@ -6,10 +6,14 @@ row's cross-entropy; the objectives are sums over rows with detached weights, so
 - "fused": the gradient of a row's cross-entropy with respect to its hidden state does not depend on any other row.
   It is computed in forward, where the chunk's logits already exist; backward only scales it. No recomputation.
 - "checkpoint": the textbook way, gradient checkpointing of each chunk. Recomputes the logits in backward.
+
+Logits, softmax statistics and the sums of both products are float32, whatever the dtype of rows and head. Rows that do
+not count (padding blocks, slots past the end or not supervised) never reach the head.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -77,14 +81,19 @@ def block_loss(
     """
     _check(objective, mode, gamma, alpha, chunk)
     labels, counted = block_labels(batch, config.block_size)
-    rows = hidden.unflatten(1, (-1, config.block_size))[:, :, 1:]
-    entropy, predicted = row_losses(
-        rows.reshape(-1, hidden.shape[-1]), head_weight, labels.flatten(), mode=mode, reentrant=reentrant, chunk=chunk
+    slots = config.block_size - 1
+    # Only rows that count go through the head: a padding block's cost nothing. On a GPU this waits for the forward,
+    # once a step; the head's kernels are long enough to hide that.
+    which = counted.flatten().nonzero()[:, 0]
+    index = which // slots * config.block_size + which % slots + 1
+    gold = labels.flatten()[which]
+    losses, likely = row_losses(
+        hidden.flatten(0, 1), index, head_weight, gold, mode=mode, reentrant=reentrant, chunk=chunk
     )
-    entropy, predicted = entropy.view_as(labels), predicted.view_as(labels)
+    entropy = losses.new_zeros(labels.numel()).scatter(0, which, losses).view_as(labels)
+    predicted = torch.full_like(labels.flatten(), -1).scatter(0, which, likely).view_as(labels)
     weights = slot_weights(entropy.detach(), counted, objective=objective, gamma=gamma, alpha=alpha)
-    # A slot that does not count may hold an infinite cross-entropy: 0 * inf would be NaN.
-    numerator = (weights * entropy.masked_fill(~counted, 0.0)).sum()
+    numerator = (weights * entropy).sum()
     if objective == "dflash":
         denominator = weights.sum()
         loss = numerator / denominator.clamp(min=torch.finfo(torch.float32).tiny)
@@ -134,64 +143,123 @@ def slot_weights(entropy: Tensor, counted: Tensor, *, objective: str, gamma: flo
 
 
 def row_losses(
-    rows: Tensor, head_weight: Tensor, labels: Tensor, *, mode: str, reentrant: bool, chunk: int
+    hidden: Tensor, index: Tensor, head_weight: Tensor, labels: Tensor, *, mode: str, reentrant: bool, chunk: int
 ) -> tuple[Tensor, Tensor]:
-    """Cross-entropy and most likely token of each row.
+    """Cross-entropy and most likely token of some rows.
 
     Args:
-        rows: [N, H]. head_weight: [V, H]. labels: [N] int64.
+        hidden: [N, H]. index: [M] int64, the rows, each at most once. head_weight: [V, H]. labels: [M] int64.
 
     Returns:
-        [N] float32 with a gradient to `rows`, and [N] int64.
+        [M] float32 with a gradient to `hidden`, and [M] int64.
     """
     head = head_weight.detach()
-    if mode == "fused" and rows.requires_grad and torch.is_grad_enabled():
-        entropy, predicted = _FusedRows.apply(rows, head, labels, chunk)
-        return entropy, predicted
-    parts = []
-    for part, gold in zip(rows.split(chunk), labels.split(chunk), strict=True):
-        if part.requires_grad and torch.is_grad_enabled():
-            # Nothing random in a chunk, so the generator's state need not be saved.
-            out = checkpoint(_chunk_losses, part, head, gold, use_reentrant=reentrant, preserve_rng_state=False)
-        else:
-            out = _chunk_losses(part, head, gold)
-        parts.append(out)
-    return torch.cat([entropy for entropy, _ in parts]), torch.cat([predicted for _, predicted in parts])
+    gradient = hidden.requires_grad and torch.is_grad_enabled()
+    # What is float32 here must stay so.
+    with torch.autocast(hidden.device.type, enabled=False):
+        if mode == "fused" and gradient:
+            entropy, predicted = _FusedRows.apply(hidden, index, head, labels, chunk)
+            return entropy, predicted
+        parts = []
+        for rows, gold in zip(hidden.index_select(0, index).split(chunk), labels.split(chunk), strict=True):
+            if gradient:
+                # Nothing random in a chunk, so the generator's state need not be saved.
+                out = checkpoint(_chunk_losses, rows, head, gold, use_reentrant=reentrant, preserve_rng_state=False)
+            else:
+                out = _chunk_losses(rows, head, gold)
+            parts.append(out)
+        return torch.cat([entropy for entropy, _ in parts]), torch.cat([predicted for _, predicted in parts])
 
 
 def _chunk_losses(rows: Tensor, head: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    logits = F.linear(rows, head).float()
+    logits = _Logits.apply(rows, head)
     return F.cross_entropy(logits, labels, reduction="none"), logits.detach().argmax(dim=-1)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """[n, k] times [k, m], in float32. With bf16 inputs a GPU also sums in float32 across its partial sums."""
+    if a.is_cuda and a.dtype != torch.float32:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return torch.mm(a, b).float()
+
+
+class _Logits(torch.autograd.Function):
+    """rows [n, H] through the head [V, H], [n, V] float32, with a gradient to the rows only."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, head: Tensor) -> Tensor:
+        ctx.save_for_backward(head)
+        ctx.dtype = rows.dtype
+        return _product(rows.to(head.dtype), head.T)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (head,) = ctx.saved_tensors
+        return _product(upstream.to(head.dtype), head).to(ctx.dtype), None
 
 
 class _FusedRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, head: Tensor, labels: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-        entropies, predictions = [], []
-        unit = torch.empty_like(rows)  # d entropy_i / d rows_i
-        for start in range(0, rows.shape[0], chunk):
-            stop = min(start + chunk, rows.shape[0])
-            gold = labels[start:stop, None]
-            logits = F.linear(rows[start:stop].to(head.dtype), head).float()
-            largest, predicted = logits.max(dim=-1, keepdim=True)
-            picked = logits.gather(1, gold)
-            # From here the chunk's logits turn into probabilities, then into the gradient, in place.
-            probabilities = logits.sub_(largest).exp_()
-            total = probabilities.sum(dim=-1, keepdim=True)
-            entropies.append((total.log() - (picked - largest))[:, 0])
-            predictions.append(predicted[:, 0])
-            probabilities.div_(total)
-            probabilities.scatter_add_(1, gold, torch.full_like(total, -1.0))
-            unit[start:stop] = probabilities.to(head.dtype) @ head
-        predicted = torch.cat(predictions)
-        ctx.save_for_backward(unit)
+    def forward(
+        ctx: Any, hidden: Tensor, index: Tensor, head: Tensor, labels: Tensor, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        count = index.shape[0]
+        entropy = torch.empty(count, dtype=torch.float32, device=hidden.device)
+        predicted = torch.empty_like(labels)
+        unit = hidden.new_empty(count, hidden.shape[1])  # d entropy_i / d rows_i
+        for start in range(0, count, chunk):
+            part = slice(start, min(start + chunk, count))
+            logits = _product(hidden[index[part]].to(head.dtype), head.T)
+            softmax = _compiled_softmax() if logits.is_cuda and logits.shape[0] > 1 else softmax_in_place
+            entropy[part], predicted[part], slopes = softmax(logits, labels[part, None], head.dtype)
+            del logits
+            unit[part] = _product(slopes, head)
+            del slopes
+        ctx.save_for_backward(index, unit)
+        ctx.rows = hidden.shape[0]
         ctx.mark_non_differentiable(predicted)
-        return torch.cat(entropies), predicted
+        return entropy, predicted
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
-        (unit,) = ctx.saved_tensors
-        return (unit.float() * upstream[:, None]).to(unit.dtype), None, None, None
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor, None, None, None, None]:  # type: ignore[override]
+        index, unit = ctx.saved_tensors
+        gradient = unit.new_zeros(ctx.rows, unit.shape[1])
+        gradient[index] = (unit * upstream[:, None]).to(unit.dtype)
+        return gradient, None, None, None, None
+
+
+def softmax_in_place(logits: Tensor, gold: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropy, most likely token and slope of the cross-entropy, of each row.
+
+    Args:
+        logits: [n, V] float32; its memory is used up. gold: [n, 1] int64.
+
+    Returns:
+        [n] float32, [n] int64, and softmax minus one-hot, [n, V] in `dtype`.
+    """
+    largest, predicted = logits.max(dim=-1, keepdim=True)
+    picked = logits.gather(1, gold)
+    slopes = logits.sub_(largest).exp_()
+    total = slopes.sum(dim=-1, keepdim=True)
+    slopes.div_(total).scatter_add_(1, gold, torch.full_like(total, -1.0))
+    return (total.log() - (picked - largest))[:, 0], predicted[:, 0], slopes.to(dtype)
+
+
+def softmax_to_fuse(logits: Tensor, gold: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """The same without changing anything in place: compiled, it reads the logits twice or three times in all."""
+    largest, predicted = logits.max(dim=-1, keepdim=True)
+    powers = (logits - largest).exp()
+    total = powers.sum(dim=-1, keepdim=True)
+    words = torch.arange(logits.shape[1], device=logits.device)
+    slopes = powers / total - (words == gold).float()
+    entropy = total.log() - (logits.gather(1, gold) - largest)
+    return entropy[:, 0], predicted[:, 0], slopes.to(dtype)
+
+
+@cache
+def _compiled_softmax() -> Any:
+    """One compilation for all numbers of rows."""
+    return torch.compile(softmax_to_fuse, fullgraph=True, dynamic=True)
 
 
 def _check(objective: str, mode: str, gamma: float, alpha: float, chunk: int) -> None:

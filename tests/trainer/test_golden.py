@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from trainer.attention import build_masks
+from trainer import flex
+from trainer.attention import BACKENDS, build_masks
 from trainer.batch import Batch, block_input_ids, block_labels
 from trainer.drafter import Drafter
 from trainer.drafter_config import DrafterConfig
@@ -72,15 +73,30 @@ def the_batch(name: str) -> Batch:
     )
 
 
-def hidden_of(name: str, batch: Batch) -> torch.Tensor:
+def hidden_of(name: str, batch: Batch, attention: str = "structured") -> torch.Tensor:
     drafter, config = the_drafter(name), the_drafter(name).config
     embed, _ = load_embed_and_head(GOLDEN / "target", torch.float32, "cpu")
     block_embeds = F.embedding(block_input_ids(batch, config.block_size, config.mask_token_id), embed)
     padded = batch.input_ids.shape[1]
-    masks = build_masks(config, batch.anchors, batch.anchor_valid, batch.lengths, padded, "sdpa")
+    masks = build_masks(config, batch.anchors, batch.anchor_valid, batch.lengths, padded, attention)
     hidden = drafter(block_embeds, batch.features, batch.anchors, masks)
     assert isinstance(hidden, torch.Tensor)
     return hidden
+
+
+@pytest.fixture
+def traced_flex(monkeypatch: pytest.MonkeyPatch) -> None:
+    """flex attention as CUDA runs it, mask and backward included, but traced without its kernels.
+
+    torch has no kernel for the backward on a CPU and refuses; what it traces can be run all the same.
+    """
+    monkeypatch.setattr(flex, "_the_flex", traced())
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *tensors: None)
+
+
+@cache
+def traced() -> flex.Flex:
+    return flex.Flex(backend="eager")
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -90,21 +106,25 @@ def test_the_target_gives_the_reference_features(name: str) -> None:
     assert_same_tensor(features, batch.features)
 
 
+@pytest.mark.parametrize("attention", BACKENDS)
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_the_drafter_gives_the_reference_hidden_states(name: str) -> None:
+def test_the_drafter_gives_the_reference_hidden_states(name: str, attention: str, traced_flex: None) -> None:
     with torch.no_grad():
-        assert_same_tensor(hidden_of(name, the_batch(name)), TENSORS[f"{name}.output_hidden"])
+        assert_same_tensor(hidden_of(name, the_batch(name), attention), TENSORS[f"{name}.output_hidden"])
 
 
 @pytest.mark.parametrize("mode,reentrant", MODES, ids=["checkpoint-reentrant", "checkpoint", "fused"])
+@pytest.mark.parametrize("attention", BACKENDS)
 @pytest.mark.parametrize("case", OBJECTIVES)
-def test_loss_and_gradients_are_the_reference_ones(case: str, mode: str, reentrant: bool) -> None:
+def test_loss_and_gradients_are_the_reference_ones(
+    case: str, attention: str, mode: str, reentrant: bool, traced_flex: None
+) -> None:
     name, objective = case.split(".")
     golden, batch, drafter = CASES["cases"][case], the_batch(name), the_drafter(name)
     drafter.zero_grad()
     _, head = load_embed_and_head(GOLDEN / "target", torch.float32, "cpu")
     out = block_loss(
-        hidden_of(name, batch),
+        hidden_of(name, batch, attention),
         head,
         batch,
         drafter.config,

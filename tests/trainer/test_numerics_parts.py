@@ -1,9 +1,7 @@
-"""Taps, anchors, block inputs and attention masks."""
+"""Taps, anchors, block inputs and the network."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer import attention
 from trainer.anchors import pick_anchors
-from trainer.attention import attend, build_masks, make_mask_mod
+from trainer.attention import build_masks
 from trainer.batch import Batch, block_input_ids, block_labels
 from trainer.drafter import ContextCache, Drafter
 from trainer.drafter_config import DrafterConfig
-from trainer.errors import ConfigError, TrainerError
+from trainer.errors import ConfigError
 from trainer.taps import tap_layer_ids
 
 
@@ -178,54 +175,7 @@ def test_labels_past_the_end_or_outside_the_mask_do_not_count() -> None:
     assert block_labels(holes, 6)[1].tolist() == [[[True, False, True, True, True]]]
 
 
-# Masks
-
-
-def dense_from_rule(config: DrafterConfig, batch: Batch, kind: str) -> Tensor:
-    """The flex rule asked for every index."""
-    padded, rows = batch.input_ids.shape[1], batch.anchors.shape[1] * config.block_size
-    limit = torch.where(batch.anchor_valid, torch.minimum(batch.anchors, batch.lengths[:, None]), 0)
-    sliding = kind == "sliding_attention"
-    rule = make_mask_mod(
-        batch.anchors,
-        limit,
-        padded,
-        config.block_size,
-        config.sliding_window if sliding else None,
-        config.causal and sliding,
-    )
-    b = torch.arange(len(batch.lengths))[:, None, None]
-    row, key = torch.arange(rows)[None, :, None], torch.arange(padded + rows)[None, None]
-    return rule(b, torch.zeros_like(b), row, key).expand(len(batch.lengths), rows, padded + rows)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("window", [1, 3, 6, 100])
-def test_flex_and_dense_masks_are_the_same_rule(window: int, causal: bool) -> None:
-    config = a_config(sliding_window=window, causal=causal)
-    batch = a_batch([[0, 3, 9], [5, 5, 11]], [[True, True, True], [True, False, True]], [16, 13], 16)
-    masks = build_masks(config, batch.anchors, batch.anchor_valid, batch.lengths, 16, "sdpa")
-    assert set(masks.by_kind) == {"full_attention", "sliding_attention"}
-    for kind, dense in masks.by_kind.items():
-        assert torch.equal(dense[:, 0], dense_from_rule(config, batch, kind))
-
-
-def seen_keys(mask: Tensor, batch: int, row: int) -> set[int]:
-    return set(mask[batch, 0, row].nonzero().flatten().tolist())
-
-
-def test_what_a_row_sees() -> None:
-    config = a_config()  # block 4, window 6
-    batch = a_batch([[2, 9]], [[True, True]], [16], 16)
-    masks = build_masks(config, batch.anchors, batch.anchor_valid, batch.lengths, 16, "sdpa").by_kind
-    second = set(range(16 + 4, 16 + 8))  # keys of the second block
-    assert seen_keys(masks["full_attention"], 0, 6) == set(range(9)) | second
-    # Row 2 of the block with anchor 9 stands at position 11: context 6..8, and slots 0..2 of its block.
-    assert seen_keys(masks["sliding_attention"], 0, 6) == {6, 7, 8} | {20, 21, 22}
-    both_ways = build_masks(
-        replace(config, causal=False), batch.anchors, batch.anchor_valid, batch.lengths, 16, "sdpa"
-    ).by_kind
-    assert seen_keys(both_ways["sliding_attention"], 0, 6) == {6, 7, 8} | second
+# The network over the masks
 
 
 def run(config: DrafterConfig, batch: Batch, embeds: Tensor | None = None) -> Tensor:
@@ -233,7 +183,9 @@ def run(config: DrafterConfig, batch: Batch, embeds: Tensor | None = None) -> Te
     table = torch.randn(40, 16, generator=torch.Generator().manual_seed(2))
     if embeds is None:
         embeds = F.embedding(block_input_ids(batch, config.block_size, config.mask_token_id), table)
-    masks = build_masks(config, batch.anchors, batch.anchor_valid, batch.lengths, batch.input_ids.shape[1], "sdpa")
+    masks = build_masks(
+        config, batch.anchors, batch.anchor_valid, batch.lengths, batch.input_ids.shape[1], "structured"
+    )
     out = drafter(embeds, batch.features, batch.anchors, masks)
     assert isinstance(out, Tensor)
     return out
@@ -280,7 +232,7 @@ def test_low_precision_stays_close(way: str) -> None:
     embeds = torch.randn(1, 8, 16, generator=torch.Generator().manual_seed(3))
     wide = run(config, batch, embeds)
     drafter = Drafter(config, seed=5)
-    masks = build_masks(config, batch.anchors, batch.anchor_valid, batch.lengths, 16, "sdpa")
+    masks = build_masks(config, batch.anchors, batch.anchor_valid, batch.lengths, 16, "structured")
     if way == "autocast":
         with torch.autocast("cpu", torch.bfloat16):
             narrow = drafter(embeds.bfloat16(), batch.features.bfloat16(), batch.anchors, masks)
@@ -299,74 +251,3 @@ def test_a_padding_block_gives_numbers_and_only_sees_itself() -> None:
     assert torch.isfinite(out).all()
     other = run(a_config(), replace(batch, features=batch.features + 1.0))
     assert torch.equal(out[0, 4:], other[0, 4:]) and torch.equal(out[1], other[1])
-
-
-def test_the_flex_backend_refuses_a_cpu_and_an_unknown_backend_is_named() -> None:
-    batch = a_batch([[4]], [[True]], [16], 16)
-    with pytest.raises(ConfigError, match="CUDA"):
-        build_masks(a_config(), batch.anchors, batch.anchor_valid, batch.lengths, 16, "flex")
-    with pytest.raises(ConfigError, match="eager"):
-        build_masks(a_config(), batch.anchors, batch.anchor_valid, batch.lengths, 16, "eager")
-
-
-def test_a_new_shape_after_warm_up_is_an_error_that_names_it() -> None:
-    flex = attention._Flex()
-    flex._admit(("attend", (1, 2, 64, 8)))
-    flex.frozen = True
-    flex._admit(("attend", (1, 2, 64, 8)))
-    with pytest.raises(TrainerError, match="128"):
-        flex._admit(("attend", (1, 2, 128, 8)))
-
-
-def test_the_recompile_limit_is_an_error_that_names_the_shape() -> None:
-    class FailOnRecompileLimitHit(Exception):
-        """torch's name for it."""
-
-    def limited(*args: Any, **kwargs: Any) -> None:
-        raise FailOnRecompileLimitHit
-
-    flex = attention._Flex()
-    with pytest.raises(TrainerError, match=r"dense.*\(1, 2, 96, 8\)"):
-        flex._run(limited, torch.zeros(1, 2, 96, 8))
-
-
-def test_flex_with_compilation_switched_off_is_an_error() -> None:
-    code = (
-        "from trainer.attention import _Flex\n"
-        "from trainer.errors import TrainerError\n"
-        "try:\n    _Flex()\n"
-        "except TrainerError as error:\n    print(error)\n"
-    )
-    out = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"TORCHDYNAMO_DISABLE": "1", "PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert "would run dense" in out.stdout
-
-
-@pytest.mark.slow
-def test_compiled_flex_equals_sdpa_and_does_not_compile_again_for_other_anchors() -> None:
-    """On the CPU, where torch compiles the forward only: the same two compiled functions that CUDA uses."""
-    from torch._dynamo.utils import counters
-
-    flex, block, context = attention._Flex(), 8, 64
-    generator = torch.Generator().manual_seed(0)
-    graphs = []
-    for shift in range(3):
-        anchors = torch.tensor([[3, 9, 40, 55]]) + shift
-        rows = anchors.shape[1] * block
-        q = torch.randn(1, 4, rows, 32, generator=generator)
-        k, v = (torch.randn(1, 2, context + rows, 32, generator=generator) for _ in range(2))
-        with torch.no_grad():
-            rule = make_mask_mod(anchors, anchors, context, block, 16, True)
-            mask = flex._run(flex._build, rule, 1, None, rows, context + rows, device="cpu")
-            ours = flex.attend(q, k, v, mask)
-            dense = attention._dense_mask(anchors, anchors, context, block, 16, True)
-            plain = attend(q, k, v, attention.Masks("sdpa", {"x": dense}), "x")
-        assert torch.allclose(ours, plain, atol=1e-5)
-        graphs.append(counters["stats"]["unique_graphs"])
-    assert graphs[0] == graphs[1] == graphs[2]
