@@ -17,8 +17,10 @@ from dflash_ops.playbooks import load_documents
 from dflash_ops.triage import Source, Triage
 
 if TYPE_CHECKING:
+    from dflash_ops.client import JobClient
+    from dflash_ops.collect.job import Examined
     from dflash_ops.collect.nodes import Across
-    from dflash_ops.inventory import Job
+    from dflash_ops.inventory import Inventory, Job
 
 
 def command(
@@ -32,6 +34,9 @@ def command(
     node: int | None = typer.Option(None, "--node", metavar="K", min=0, help="With --job: one node of several."),
     mib: float = typer.Option(16.0, "--mib", metavar="N", min=0.1, help="With --job: how much of the log's end."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object a line."),
+    what_if: bool = typer.Option(
+        False, "--what-if", help="With --job: what the supervisor would do now, and exactly how. Does nothing."
+    ),
     explain: bool = typer.Option(False, "--explain", help="All evidence, what else was seen, and the whole meaning."),
     playbooks: list[str] = typer.Option(
         [], "--playbooks", metavar="DIR", help="A folder of your own kinds; adds or overrides."
@@ -49,11 +54,12 @@ def command(
         raise typer.Exit(
             run_job(
                 job, inventory, attempt=attempt, node=node, mib=mib, as_json=as_json, explain=explain,
-                playbooks=playbooks,
+                playbooks=playbooks, what_if=what_if,
             )
         )  # fmt: skip
-    if attempt is not None or node is not None or inventory is not None:
-        option = "--attempt" if attempt is not None else "--node" if node is not None else "--inventory"
+    given = {"--attempt": attempt is not None, "--node": node is not None, "--what-if": what_if}
+    if any(given.values()) or inventory is not None:
+        option = next((name for name, there in given.items() if there), "--inventory")
         raise UsageError(f"{option} needs --job", "dflash-ops triage", "add --job JOB")
     if not paths and sys.stdin.isatty():
         error = UsageError(
@@ -74,10 +80,12 @@ def run_job(
     as_json: bool = False,
     explain: bool = False,
     playbooks: list[str] | None = None,
+    what_if: bool = False,
 ) -> int:
     """Answer for a job of the inventory, or for one of its nodes; of several nodes the first cause across them.
 
     Raises:
+        UsageError: `what_if` of an earlier attempt, or of several nodes at once.
         DflashError: no such job, never deployed, nothing started, the machine cannot be asked.
     """
     from dflash_ops.cli.common import load_inventory
@@ -88,6 +96,9 @@ def run_job(
 
     loaded = load_inventory(inventory)
     job = loaded.job(name).at_node(node)
+    if what_if and (attempt is not None or job.nodes):
+        fix = f"name one: --node 0 ... --node {len(job.nodes) - 1}" if job.nodes else "leave --attempt out"
+        raise UsageError("what would be done is asked of the newest attempt of one machine", "--what-if", fix)
     hosts = Hosts(loaded)
     clients = [JobClient(hosts[p.host], p, loaded.host_of(p).python) for p in job.parts]
     try:
@@ -95,6 +106,8 @@ def run_job(
             across = examine_nodes(clients, loaded, attempt=attempt, playbooks=playbooks or (), mib=mib)
         else:
             seen = examine(clients[0], loaded, attempt=attempt, playbooks=playbooks or (), mib=mib)
+        if what_if:
+            return _what_if(clients[0], loaded, seen, tuple(playbooks or ()), as_json=as_json)
     finally:
         hosts.close()
     if job.nodes:
@@ -107,6 +120,23 @@ def run_job(
         still = ", still running" if seen.alive else ""
         place = f", {job.label}" if job.node is not None else ""
         show(f"{job.name}{place}, attempt {seen.attempt}{still}", seen.diagnosis, explain=explain)
+    return 0
+
+
+def _what_if(client: JobClient, loaded: Inventory, seen: Examined, playbooks: tuple[str, ...], *, as_json: bool) -> int:
+    """Print what the supervisor would do."""
+    from dflash_ops.collect.what_if import what_if
+    from dflash_ops.contracts import to_dict
+
+    decisions = what_if(client, loaded, seen, playbooks)
+    if as_json:
+        said = {"schema": 1, "kind": "what_if", "job": client.job.name, "attempt": seen.attempt}
+        print(json.dumps({**said, "decisions": to_dict(decisions)}, ensure_ascii=False))
+    else:
+        from dflash_ops.view.what_if import show
+
+        mode = "acts" if client.job.policy.mode == "act" else "only observes"
+        show(f"{client.job.name}, attempt {seen.attempt}: {seen.diagnosis.kind}; its policy {mode}", decisions)
     return 0
 
 

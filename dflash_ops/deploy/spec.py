@@ -11,10 +11,11 @@ from typing import Any
 
 from dflash_ops import __version__
 from dflash_ops.bundle import bundled
-from dflash_ops.contracts import JobSpec, RemedyTable, from_dict
+from dflash_ops.contracts import JobSpec
 from dflash_ops.deploy.release import Built, build
 from dflash_ops.deploy.toml import dump_toml
 from dflash_ops.inventory import Job
+from dflash_ops.inventory.remedies import remedy_table
 
 #: Modules that the bundled trainer imports and the versions it knows (the extra `trainer` of pyproject.toml).
 REQUIRES: Mapping[str, str] = {
@@ -105,24 +106,6 @@ def job_env(job: Job, release: str | None, secrets: Mapping[str, str]) -> dict[s
         own = env.get("PYTHONPATH")
         env["PYTHONPATH"] = f"{{release}}:{own}" if own else "{release}"
     return env
-
-
-def remedy_table(job: Job) -> RemedyTable:
-    """How the job's trainer does the supervisor's actions: the bundled one ships its table (trainer/remedies.json).
-
-    Raises:
-        ContractError: the bundled table is damaged.
-    """
-    if job.trainer is None:
-        return RemedyTable(dict(job.remedies))
-    file = bundled("trainer") / "remedies.json"
-    table = from_dict(RemedyTable, json.loads(file.read_text("utf-8")), str(file))
-    said = {f"{name}.{key}": value for name, keys in job.trainer.tables.items() for key, value in keys.items()}
-    devices = {
-        "workers.target_devices": list(job.trainer.target_devices),
-        "workers.drafter_devices": list(job.trainer.drafter_devices),
-    }
-    return RemedyTable(table.ways, {**table.values, **said, **devices}, table.reasons)
 
 
 def alone(spec: JobSpec) -> JobSpec:

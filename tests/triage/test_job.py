@@ -206,6 +206,32 @@ def test_the_text_for_people_begins_with_the_verdict_and_keeps_its_sections_apar
     assert said.out.endswith("\n")
 
 
+def test_what_the_supervisor_would_do_is_told_with_evidence_reason_and_command(crashed: JobLab) -> None:
+    told = crashed.triage("--what-if")
+    assert told.code == 0, told.err
+    lines = told.out.splitlines()
+    assert lines[0] == "toy, attempt 2: cuda_oom; its policy acts"
+    assert lines[1] == "this would be done now: wait_memory (grade A)"
+    assert any("torch.OutOfMemoryError" in line for line in lines)
+    assert "cuda_oom struck at step 5; wait_memory is the first step of its ladder that may be done" in told.out
+    assert any(line.strip().startswith("start attempt 3: ") and "train-" in line for line in lines)
+    said = crashed.triage("--what-if", "--json").row
+    schema = json.loads((ROOT / "docs/schemas/what_if.schema.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(said)
+    assert [d["action"] for d in said["decisions"]] == ["wait_memory"]
+    assert set(said["decisions"][0]) == set(schema["properties"]["decisions"]["items"]["properties"])
+    assert not (crashed.root / "run/attempts/3").exists()
+
+
+def test_what_if_asks_about_a_jobs_newest_attempt_only(crashed: JobLab) -> None:
+    refused = crashed.triage("--what-if", "--attempt", "1")
+    assert refused.code == 2
+    assert "leave --attempt out" in refused.err
+    crashed.said()
+    assert run(["triage", "--what-if", "some.log"]) == 2
+    assert "--what-if needs --job" in crashed.said()[1]
+
+
 def test_a_kill_that_only_the_kernel_explains(killed: tuple[JobLab, int], below: Kernel) -> None:
     """kill -9 without a word of the kernel is one guess; with its word it is the OOM killer, with the time of day."""
     toy, launcher = killed
