@@ -41,8 +41,9 @@ def key(default: Any = dataclasses.MISSING, *, doc: str, **rule: Any) -> Any:
 class TargetConfig:
     """[target]"""
 
-    path: str = key(doc="folder of the target: config.json and safetensors weights")
+    path: str = key(doc="folder of the target (config.json and safetensors weights), or its hub id")
     dtype: str = key("auto", doc="dtype of the target, of features and of the head", one_of=DTYPES)
+    revision: str | None = key(None, doc="branch, tag or commit of a hub id")
 
 
 @dataclass(frozen=True)

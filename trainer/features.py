@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trainer.data import DataIndex
     from trainer.drafter_config import DrafterConfig
     from trainer.plan import Plan
-    from trainer.prepare import TargetFacts
+    from trainer.target_files import TargetFacts
 
 SCHEMA = 1
 MANIFEST = "features.json"

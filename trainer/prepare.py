@@ -5,9 +5,7 @@ Reads files and imports no torch, so `check` answers in a moment and a bad confi
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,37 +20,17 @@ from trainer.drafter_config import SLIDING, DrafterConfig
 from trainer.drafter_start import same_start, start_notes, start_of
 from trainer.errors import ConfigError, ConfigErrors, DataError
 from trainer.features import check_features, identity_of
+from trainer.hub import on_this_machine
 from trainer.plan import Base, Plan
 from trainer.ring import ITEM_BYTES, RingLayout
+from trainer.target_files import TargetFacts, read_target
 
 #: `check` reads larger data only in part.
 WHOLE_SCAN_BYTES = 200 << 20
 _PART_LINES = 1000
-_TARGET_NEXT = "give the folder of a Hugging Face causal LM with safetensors weights"
-_COPY_NEXT = "copy the target's folder again, whole"
-#: Names under which a text target, and the text part of a vision-language one, keep their embedding.
-_EMBEDDINGS = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
 #: What a drafter that is gone on from decides, since [drafter] has no keys for it.
 _WIDTHS = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 _OF_START = ("rope_theta", "rope_parameters", "rms_norm_eps", "max_position_embeddings")
-_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
-
-
-@dataclass(frozen=True)
-class TargetFacts:
-    """What the target's folder says without loading it.
-
-    Attributes:
-        vocab_size, hidden_size: V, H. tied: embedding and head are one tensor. weight_bytes: of its weight files.
-        raw: config.json.
-    """
-
-    path: str
-    vocab_size: int
-    hidden_size: int
-    tied: bool
-    weight_bytes: int
-    raw: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -81,82 +59,6 @@ class Prepared:
     def total_steps(self) -> int:
         drafters = len(self.config.workers.drafter_devices)
         return self.step + -(-max(0, self.total - self.cursor) // drafters)
-
-
-def read_target(path: str) -> TargetFacts:
-    """
-    Raises:
-        ConfigError: no such folder, no config.json, or weights that are not all there.
-    """
-    folder = Path(path)
-    file = folder / "config.json"
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        what = "there is no such folder" if not folder.is_dir() else "no config.json: this is no target"
-        raise ConfigError(what, f"target.path = {path}", _TARGET_NEXT) from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"config.json cannot be read: {error}", str(file), _TARGET_NEXT) from error
-    if not isinstance(raw, dict):
-        raise ConfigError("config.json is not an object", str(file), _TARGET_NEXT)
-    inner = raw.get("text_config")
-    text = inner if isinstance(inner, dict) else raw
-    try:
-        vocab, hidden = int(text["vocab_size"]), int(text["hidden_size"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"config.json lacks {error}", str(file), _TARGET_NEXT) from error
-    tied = bool(raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False)))
-    files = _weight_files(folder)
-    for weights in files:
-        _check_weights(weights, [vocab, hidden])
-    return TargetFacts(path, vocab, hidden, tied, sum(f.stat().st_size for f in files), raw)
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / _INDEX
-    if index.exists():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{_INDEX} cannot be read: {error}", str(index), _TARGET_NEXT) from error
-        files = [folder / name for name in names]
-    else:
-        files = [folder / _SINGLE]
-    absent = [f.name for f in files if not f.is_file()]
-    if absent:
-        raise ConfigError(f"weights are missing: {', '.join(absent[:3])}", str(folder), _TARGET_NEXT)
-    return files
-
-
-def _check_weights(file: Path, embedding: list[int]) -> None:
-    """Whether a safetensors file is as long as its own header says, and the embedding in it fits config.json.
-
-    Half-copied folders are found here, before a worker starts. Only headers are read (u64 length, then JSON).
-
-    Raises:
-        ConfigError: it is cut, no safetensors file, or of another vocabulary or width than [V, H].
-    """
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            if not 2 <= length <= size - 8:
-                raise ValueError("its header is cut")
-            header = json.loads(opened.read(length))
-        header.pop("__metadata__", None)
-        whole = 8 + length + max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
-        shapes = {name: list(header[name]["shape"]) for name in _EMBEDDINGS if name in header}
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ConfigError(f"this is no whole safetensors file: {error}", str(file), _COPY_NEXT) from error
-    if size != whole:
-        raise ConfigError(f"the file has {size} bytes, its header says {whole}", str(file), _COPY_NEXT)
-    for name, shape in shapes.items():
-        if shape != embedding:
-            raise ConfigError(
-                f"{name} is {shape}, config.json says vocab_size and hidden_size are {embedding}",
-                str(file),
-                "put the config.json and the weights of one and the same target there",
-            )
 
 
 def drafter_geometry(config: RunConfig, target: TargetFacts, start: DrafterConfig | None = None) -> DrafterConfig:
@@ -210,7 +112,8 @@ def prepare(
     Raises:
         ConfigError, DataError, CheckpointError: what cannot run.
     """
-    target = read_target(config.target.path)
+    config, whole, hub_notes = on_this_machine(config, weights=not in_part)
+    target = read_target(config.target.path, weights=whole)
     if config.train.tensorboard:
         require_tensorboard()
     chosen = None if checkpoints is None else choose(checkpoints, resume)
@@ -242,7 +145,7 @@ def prepare(
         )
     if config.readers and index.whole:
         check_features(Path(config.features.path or ""), identity_of(target, drafter, index, config))
-    notes = [*corpus.notes, *_notes(config, index, chosen)]
+    notes = [*hub_notes, *target.notes, *corpus.notes, *_notes(config, index, chosen)]
     if start is not None:
         notes += start_notes(start, target.raw)
     base, replanned = (Base(), None) if chosen is None else _base(config, index, target, chosen)

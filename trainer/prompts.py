@@ -194,7 +194,7 @@ def load_tokenizer(target: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(target), local_files_only=True)
+        return AutoTokenizer.from_pretrained(str(target), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(

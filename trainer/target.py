@@ -10,7 +10,6 @@ import contextlib
 import copy
 import importlib.util
 import inspect
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,7 @@ from torch import Tensor, nn
 
 from trainer.drafter_config import FULL, text_config
 from trainer.errors import ConfigError, TrainerError
-
-_NEXT = "give the folder of a Hugging Face causal LM with safetensors weights"
+from trainer.target_files import TARGET_NEXT, find_embeddings, read_config, text_part, weight_files
 
 
 class _LastTapReached(Exception):
@@ -179,40 +177,48 @@ def load_target(path: str | Path, *, dtype: torch.dtype, device: torch.device | 
 
     # A config.json that contradicts itself has an exception of its own, which is none of the usual ones.
     refusals = (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError, StrictDataclassError)
-    config = _read_config(Path(path))
-    options: dict[str, Any] = {"dtype": dtype, "local_files_only": True, "output_loading_info": True}
+    config = read_config(Path(path))
+    weight_files(Path(path))  # names what is missing better than transformers does
+    # Code that a model folder brings along is never run; left open, transformers would ask at the keyboard.
+    closed: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    options = {**closed, "dtype": dtype, "output_loading_info": True}
     if torch.device(device).type != "cpu" and importlib.util.find_spec("accelerate") is not None:
         options["device_map"] = {"": device}
     name = config.get("model_type")
     try:
-        hf_config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+        hf_config = transformers.AutoConfig.from_pretrained(path, **closed)
         known = type(hf_config) in transformers.AutoModelForCausalLM._model_mapping
         auto: Any = transformers.AutoModelForCausalLM if known else transformers.AutoModelForImageTextToText
         model, info = auto.from_pretrained(path, **options)
     except refusals as error:
-        raise ConfigError(f"the target of type {name!r} cannot be loaded: {error}", str(path), _NEXT) from error
+        raise ConfigError(f"the target of type {name!r} cannot be loaded: {error}", str(path), TARGET_NEXT) from error
     absent = sorted(info.get("missing_keys", []))
     if absent:
         # transformers fills these with random numbers and carries on.
-        raise ConfigError(f"the target lacks {len(absent)} weights, first {absent[0]}", str(path), _NEXT)
+        raise ConfigError(f"the target lacks {len(absent)} weights, first {absent[0]}", str(path), TARGET_NEXT)
     model.requires_grad_(False).eval()
     head = model.get_output_embeddings()
     if head is None:
-        raise ConfigError(f"{type(model).__name__} has no output head", str(path), _NEXT)
+        raise ConfigError(f"{type(model).__name__} has no output head", str(path), TARGET_NEXT)
     depth = int(text_config(model.config).num_hidden_layers)
     decoder, layers = _find_decoder(model, depth, str(path))
     decoder.to(device)
-    return Target(decoder, layers, decoder.embed_tokens.weight, head.weight.to(device))
+    embedding = model.get_input_embeddings()
+    return Target(decoder, layers, embedding.weight, head.weight.to(device))
 
 
 def _find_decoder(model: nn.Module, depth: int, where: str) -> tuple[Any, nn.ModuleList]:
-    """The innermost module that owns both the token embedding and all `depth` decoder layers."""
-    for _, module in model.named_modules():
-        layers = getattr(module, "layers", None)
-        if isinstance(layers, nn.ModuleList) and len(layers) == depth and hasattr(module, "embed_tokens"):
-            return module, layers
+    """The innermost module that holds both the token embedding and all `depth` decoder layers."""
+    embedding = model.get_input_embeddings()  # type: ignore[operator]
+    found = None
+    for _, module in model.named_modules():  # from the outside inwards
+        layers = next((m for m in module.children() if isinstance(m, nn.ModuleList) and len(m) == depth), None)
+        if layers is not None and any(m is embedding for m in module.modules()):
+            found = module, layers
+    if found is not None:
+        return found
     raise ConfigError(
-        f"{type(model).__name__} has no module with embed_tokens and {depth} layers",
+        f"{type(model).__name__} has no module with its embedding and {depth} layers",
         where,
         "this target is not supported",
     )
@@ -233,66 +239,28 @@ def load_embed_and_head(path: str | Path, dtype: torch.dtype, device: torch.devi
     from safetensors import SafetensorError, safe_open
 
     folder = Path(path)
-    config = _read_config(folder)
-    where = _weight_files(folder)
-
-    def find(suffix: str) -> str | None:
-        names = [name for name in where if name == suffix or name.endswith("." + suffix)]
-        # Multi-token-prediction layers and encoders may have one of their own.
-        names = [n for n in names if not any(part in n.split(".") for part in ("mtp", "visual", "vision_tower"))]
-        return min(names, key=lambda n: ("language_model" not in n, len(n))) if names else None
+    config = read_config(folder)
+    where = weight_files(folder)
 
     def read(name: str) -> Tensor:
         try:
             with safe_open(str(where[name]), framework="pt", device=str(device)) as opened:
-                return opened.get_tensor(name).to(dtype)
+                tensor = opened.get_tensor(name)
         except (OSError, ValueError, SafetensorError) as error:
-            raise ConfigError(f"{name} cannot be read: {error}", str(where[name]), _NEXT) from error
+            raise ConfigError(f"{name} cannot be read: {error}", str(where[name]), TARGET_NEXT) from error
+        if not tensor.is_floating_point():
+            raise ConfigError(
+                f"{name} is {tensor.dtype}, packed by a quantisation",
+                str(where[name]),
+                "give a target whose embedding and head are not quantised",
+            )
+        return tensor.to(dtype)
 
-    embed_name, head_name = find("embed_tokens.weight"), find("lm_head.weight")
-    if embed_name is None:
-        raise ConfigError("the target's weights hold no embed_tokens.weight", str(folder), _NEXT)
-    text = config.get("text_config") or {}
-    tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings"))
-    if head_name is None and tied is False:
-        raise ConfigError(
-            "the target's weights hold no lm_head.weight, and its config says it is not tied", str(folder), _NEXT
-        )
+    embed_name, head_name = find_embeddings(where, config, folder)
     embed = read(embed_name)
-    head = embed if tied or head_name is None else read(head_name)
-    hidden = text.get("hidden_size", config.get("hidden_size"))
-    for name, tensor in ((embed_name, embed), (head_name or embed_name, head)):
+    head = embed if head_name == embed_name else read(head_name)
+    hidden = text_part(config).get("hidden_size")
+    for name, tensor in ((embed_name, embed), (head_name, head)):
         if tensor.dim() != 2 or (hidden is not None and tensor.shape[1] != hidden):
-            raise ConfigError(f"{name} is {list(tensor.shape)}, not [vocabulary, {hidden}]", str(folder), _NEXT)
+            raise ConfigError(f"{name} is {list(tensor.shape)}, not [vocabulary, {hidden}]", str(folder), TARGET_NEXT)
     return embed, head
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    file = folder / "config.json"
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError("no config.json: this is not a model folder", str(folder), _NEXT) from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"config.json cannot be read: {error}", str(file), _NEXT) from error
-    if not isinstance(config, dict):
-        raise ConfigError("config.json is not an object", str(file), _NEXT)
-    return config
-
-
-def _weight_files(folder: Path) -> dict[str, Path]:
-    """Tensor name -> the safetensors file that holds it."""
-    from safetensors import SafetensorError, safe_open
-
-    index = folder / "model.safetensors.index.json"
-    single = folder / "model.safetensors"
-    try:
-        if index.exists():
-            listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            return {name: folder / file for name, file in listed.items()}
-        if single.exists():
-            with safe_open(str(single), framework="pt") as opened:
-                return dict.fromkeys(opened.keys(), single)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise ConfigError(f"the target's weights cannot be listed: {error}", str(folder), _NEXT) from error
-    raise ConfigError("no model.safetensors and no model.safetensors.index.json", str(folder), _NEXT)

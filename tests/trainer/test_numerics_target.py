@@ -72,7 +72,22 @@ def hybrid() -> Any:
     return transformers.Qwen3_5ForConditionalGeneration(config)
 
 
+def experts() -> Any:
+    config = transformers.Qwen3MoeConfig(
+        **SIZES, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, tie_word_embeddings=False
+    )
+    return transformers.Qwen3MoeForCausalLM(config)
+
+
+def fused() -> Any:
+    """Names of its own inside a layer: q, k and v in one."""
+    config = transformers.Phi3Config(**{**SIZES, "pad_token_id": 0}, original_max_position_embeddings=128)
+    return transformers.Phi3ForCausalLM(config)
+
+
 FAMILIES = {
+    "experts": experts,
+    "fused": fused,
     "qwen3": qwen3,
     "qwen3-tied": lambda: qwen3(tie_word_embeddings=True),
     "llama": llama,
@@ -332,20 +347,24 @@ def test_a_target_that_lacks_a_weight_is_refused_and_not_filled_with_noise(folde
 
 
 def test_bad_target_folders_are_named(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no config\.json"):
-        loaded(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match=r"no config\.json"):
-        load_embed_and_head(tmp_path / "nowhere", torch.float32, "cpu")
+    (tmp_path / "empty").mkdir()
+    for name, fault in (("nowhere", "no such folder"), ("empty", r"no config\.json")):
+        with pytest.raises(ConfigError, match=fault):
+            loaded(tmp_path / name)
+        with pytest.raises(ConfigError, match=fault):
+            load_embed_and_head(tmp_path / name, torch.float32, "cpu")
     change_weights(folder, "lm_head.weight")
     with pytest.raises(ConfigError, match="not tied"):
         load_embed_and_head(folder, torch.float32, "cpu")
+    good = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(b"not safetensors")
     for load in (loaded, lambda f: load_embed_and_head(f, torch.float32, "cpu")):
         with pytest.raises(ConfigError):
             load(folder)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"no model\.safetensors"):
+    with pytest.raises(ConfigError, match=r"weights are missing: model\.safetensors"):
         load_embed_and_head(folder, torch.float32, "cpu")
+    (folder / "model.safetensors").write_bytes(good)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": config["num_hidden_layers"] + 1}))
     with pytest.raises(ConfigError, match="num_hidden_layers"):

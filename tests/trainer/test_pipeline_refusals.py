@@ -15,7 +15,7 @@ from pipeline_support import REPO, Run  # type: ignore[import-not-found]
 
 from trainer.checkpoint import WEIGHTS, Store, write_tensors
 from trainer.errors import ConfigError
-from trainer.prepare import read_target
+from trainer.target_files import read_target
 
 
 def refused(run: Run, code: int, *says: str, overrides: tuple[str, ...] = (), resume: str = "auto") -> None:

@@ -68,7 +68,7 @@ def _compared(target: Path, config: Any) -> list[str]:
     """
     from trainer.drafter_start import start_notes
     from trainer.errors import ConfigError
-    from trainer.prepare import read_target
+    from trainer.target_files import read_target
 
     facts = read_target(str(target))
     inner = facts.raw.get("text_config")

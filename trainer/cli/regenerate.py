@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="the last line of the output is a JSON object")
     local = parser.add_argument_group("on this machine, greedily; of a conversation the last turn")
-    local.add_argument("--target", type=Path, help="folder of the target")
+    local.add_argument("--target", help="folder of the target, or its hub id")
     local.add_argument("--batch", type=int, help="responses made at a time (default 64)")
     local.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default float32")
     local.add_argument("--device", help="such as cpu or cuda:0 (default cpu)")
@@ -126,6 +126,7 @@ class _Shown:
 
 def _local(args: argparse.Namespace, shown: _Shown) -> dict[str, Any]:
     from trainer.cli.guard import own_progress_only, share_cores
+    from trainer.hub import target_folder
     from trainer.regenerate import regenerate
 
     def planned(plan: Plan) -> None:
@@ -138,7 +139,7 @@ def _local(args: argparse.Namespace, shown: _Shown) -> dict[str, Any]:
             own_progress_only()
 
     plan = regenerate(
-        args.target,
+        target_folder(args.target),
         args.prompts,
         args.out,
         max_new=args.max_new,
