@@ -14,6 +14,7 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from trainer.errors import TrainerError
@@ -21,6 +22,8 @@ from trainer.errors import TrainerError
 Message = dict[str, Any]
 #: A message is a line of a few hundred bytes; a peer that sends more than this without a newline is broken.
 LONGEST = 1 << 24
+#: At most so many descriptors come with a message.
+_DESCRIPTORS = 4
 
 
 class PeerGone(TrainerError):
@@ -67,10 +70,10 @@ class Peer:
         self._out += encode(message)
         self.flush()
 
-    def send_with_descriptor(self, message: Message, descriptor: int) -> None:
-        """The first message of a connection: small enough to fit an empty socket buffer in one piece."""
+    def send_with_descriptors(self, message: Message, descriptors: Sequence[int]) -> None:
+        """The first message of a connection; the descriptors travel with its first byte."""
         line = encode(message)
-        sent = socket.send_fds(self.socket, [line], [descriptor])
+        sent = socket.send_fds(self.socket, [line], list(descriptors))
         self._out += line[sent:]
 
     def flush(self) -> None:
@@ -155,7 +158,7 @@ class Channel:
     def _read(self) -> bytes:
         items = array.array("i")
         try:
-            got, ancillary, _, _ = self.socket.recvmsg(1 << 16, socket.CMSG_SPACE(items.itemsize))
+            got, ancillary, _, _ = self.socket.recvmsg(1 << 16, socket.CMSG_SPACE(_DESCRIPTORS * items.itemsize))
         except OSError as error:
             raise PeerGone(f"the launcher is gone: {error}", "worker channel") from error
         for level, kind, data in ancillary:
@@ -167,13 +170,15 @@ class Channel:
         return got
 
     def take_descriptor(self) -> int:
-        """The descriptor that came with the first message.
+        """The next one of the descriptors that came with the first message.
 
         Raises:
-            TrainerError: none came.
+            TrainerError: none is left.
         """
         if not self._descriptors:
-            raise TrainerError("the ring's descriptor did not arrive", "worker channel", "report this as a fault")
+            raise TrainerError(
+                "a descriptor of shared memory did not arrive", "worker channel", "report this as a fault"
+            )
         return self._descriptors.pop(0)
 
 

@@ -5,6 +5,8 @@
         moments.safetensors   AdamW's two moments, `exp_avg.<name>` and `exp_avg_sq.<name>`
         state.json            step, plan and its cursor, data, geometry, threads, the whole run config
         manifest.json         size and sha256 of each of the others; written last
+        moments-1.safetensors ... the other drafters' moments, where they are local and not averaged
+        keep                  empty; there if this one stays whatever `keep_last` says
 
 Everything is written to a hidden folder beside, fsynced, and renamed. Finding, checking and renaming need no torch.
 """
@@ -18,19 +20,22 @@ import json
 import os
 import re
 import shutil
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from trainer.errors import CheckpointError, ConfigError, TrainerError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from trainer.errors import CheckpointError, ConfigError
 
 SCHEMA = 1
 WEIGHTS, MOMENTS, STATE, MANIFEST = "weights.safetensors", "moments.safetensors", "state.json", "manifest.json"
+#: A checkpoint with a file of this name in it is never dropped.
+KEEP = "keep"
+#: Seconds that the end of a run waits for old checkpoints to be removed.
+REMOVE_S = 60.0
+_PROBE = ".write-probe"
 _NAME = re.compile(r"step-(\d{8,})")
 _PARTIAL = re.compile(r"\.step-\d+\.partial")
 
@@ -173,20 +178,25 @@ class Store:
     """The checkpoints folder of one run, locked against a second one.
 
     Args:
-        folder: made if missing. keep_last: newest checkpoints that stay.
+        folder: made if missing. keep_last: newest checkpoints that stay. keep_every: steps; the first checkpoint at or
+            behind each multiple of it stays for ever.
 
     Raises:
         ConfigError: another run holds it, or it cannot be written.
     """
 
-    def __init__(self, folder: Path, keep_last: int) -> None:
+    def __init__(self, folder: Path, keep_last: int, keep_every: int | None = None) -> None:
         self.folder = folder
         self._keep = keep_last
+        self._keep_every = keep_every
         self._from: Path | None = None
+        self._removing: list[threading.Thread] = []
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (folder / _PROBE).mkdir(exist_ok=True)
+            (folder / _PROBE).rmdir()
         except BlockingIOError as error:
             raise ConfigError(
                 "another run writes its checkpoints here", str(folder), "stop it first, or name another folder"
@@ -199,6 +209,8 @@ class Store:
 
     def close(self) -> None:
         """Lets the folder go; half-written checkpoints of this run go too."""
+        for thread in self._removing:
+            thread.join(REMOVE_S)
         self._sweep()
         os.close(self._lock)
 
@@ -212,43 +224,53 @@ class Store:
         """Remembers where this run began: newer checkpoints are another history, to be set aside at the first save."""
         self._from = checkpoint.path
 
-    def begin(self, step: int) -> Path:
-        """An empty hidden folder to write into."""
+    def begin(self, step: int, state: Mapping[str, Any]) -> Path:
+        """A hidden folder to write into, with state.json in it; `seal` makes it whole.
+
+        Raises:
+            OSError: no room, or the folder cannot be written.
+        """
         beside = self.folder / f".{name_of(step)}.partial"
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir()
+        (beside / STATE).write_text(json.dumps({"schema": SCHEMA, **state}, indent=1) + "\n", encoding="utf-8")
+        if self._stays(step):
+            (beside / KEEP).touch()
         return beside
 
-    def complete(self, beside: Path, files: Mapping[str, Mapping[str, Any]], state: Mapping[str, Any]) -> Path:
-        """Adds state and manifest and makes all of it durable; the folder still has its hidden name.
+    def discard(self, beside: Path) -> None:
+        """A folder from `begin` that did not become a checkpoint."""
+        shutil.rmtree(beside, ignore_errors=True)
+
+    def claim(self, step: int) -> Path:
+        """The path that `publish` will give to a checkpoint of this step.
 
         Checkpoints of a history that this run left are set aside now, before the plan's record can speak of a
         checkpoint of the same name.
-
-        Args:
-            beside: from `begin`. files: name -> {bytes, sha256} of what a drafter wrote. state: for state.json.
-
-        Returns:
-            The path that `publish` will give it.
         """
-        listed = {name: dict(entry) for name, entry in files.items()}
-        _write_json(beside / STATE, {"schema": SCHEMA, **state})
-        listed[STATE] = {"bytes": (beside / STATE).stat().st_size, "sha256": sha256(beside / STATE)}
-        _write_json(beside / MANIFEST, {"schema": SCHEMA, "files": listed})
-        sync(beside)
-        step = int(state["step"])
         self._set_aside(step)
         return self.folder / name_of(step)
 
     def publish(self, beside: Path, path: Path) -> None:
-        """Renames a complete folder into place, then drops the oldest ones."""
+        """Renames a sealed folder into place, then drops the oldest ones; their bytes go in the background."""
         beside.rename(path)
         sync(self.folder)
+        gone = []
         for old in list_checkpoints(self.folder)[: -self._keep]:
+            if (old / KEEP).exists():
+                continue
             # Out of sight first: a half-deleted folder must not look like a checkpoint.
-            gone = self.folder / f".{old.name}.partial"
-            old.rename(gone)
-            shutil.rmtree(gone, ignore_errors=True)
+            gone.append(old.rename(self.folder / f".{old.name}.partial"))
+        if gone:
+            thread = threading.Thread(target=_remove, args=(gone,), daemon=True)
+            thread.start()
+            self._removing = [t for t in self._removing if t.is_alive()] + [thread]
+
+    def _stays(self, step: int) -> bool:
+        if self._keep_every is None:
+            return False
+        before = max((s for p in list_checkpoints(self.folder) if (s := step_of(p)) < step), default=0)
+        return step // self._keep_every > before // self._keep_every
 
     def _set_aside(self, step: int) -> None:
         """Checkpoints of a history that this run did not take keep their content under another name."""
@@ -262,72 +284,26 @@ class Store:
         self._from = self.folder / name_of(step)
 
 
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    with path.open("w", encoding="utf-8") as opened:
-        json.dump(value, opened, indent=1)
+def _remove(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)  # what stays is hidden, and swept at the next start
+
+
+def seal(beside: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Adds the manifest and makes all of it durable; the folder still has its hidden name.
+
+    Args:
+        beside: from `Store.begin`. files: name -> {bytes, sha256} of the tensor files, which are durable already.
+
+    Raises:
+        OSError: no room, or the folder cannot be written.
+    """
+    sync(beside / STATE)
+    listed = {name: dict(entry) for name, entry in files.items()}
+    listed[STATE] = {"bytes": (beside / STATE).stat().st_size, "sha256": sha256(beside / STATE)}
+    with (beside / MANIFEST).open("w", encoding="utf-8") as opened:
+        json.dump({"schema": SCHEMA, "files": listed}, opened, indent=1)
         opened.write("\n")
         opened.flush()
         os.fsync(opened.fileno())
-
-
-# ---- tensors
-
-
-def write_tensors(folder: Path, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Writes both tensor files, durably.
-
-    Returns:
-        name -> {bytes, sha256}, for the manifest.
-
-    Raises:
-        TrainerError: no room, or the folder cannot be written.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    files = {}
-    for name, tensors in ((WEIGHTS, weights), (MOMENTS, moments)):
-        file = folder / name
-        try:
-            save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, str(file))
-            sync(file)
-            files[name] = {"bytes": file.stat().st_size, "sha256": sha256(file)}
-        except (OSError, SafetensorError) as error:
-            raise TrainerError(
-                f"the checkpoint cannot be written: {error}",
-                str(file),
-                "free some room; the last checkpoint is still whole",
-            ) from error
-    return files
-
-
-def read_tensors(path: Path, expected: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, str, Tensor]]:
-    """Yields (kind, name, tensor) for every weight and moment; kind is "weight", "exp_avg" or "exp_avg_sq".
-
-    Args:
-        path: a checkpoint's folder. expected: name -> shape of each weight.
-
-    Raises:
-        CheckpointError: a tensor is missing, unknown, or of another shape or dtype.
-    """
-    import torch
-    from safetensors import SafetensorError, safe_open
-
-    wanted = {
-        WEIGHTS: {name: ("weight", name) for name in expected},
-        MOMENTS: {f"{kind}.{name}": (kind, name) for kind in ("exp_avg", "exp_avg_sq") for name in expected},
-    }
-    for file, keys in wanted.items():
-        try:
-            with safe_open(str(path / file), framework="pt") as opened:
-                found = set(opened.keys())
-                if found != keys.keys():
-                    wrong = min(found ^ keys.keys())
-                    raise CheckpointError(f"{wrong} is missing or unknown", str(path / file))
-                for key, (kind, name) in keys.items():
-                    tensor = opened.get_tensor(key)
-                    if tuple(tensor.shape) != expected[name] or tensor.dtype != torch.float32:
-                        raise CheckpointError(f"{key} is {list(tensor.shape)} of {tensor.dtype}", str(path / file))
-                    yield kind, name, tensor
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{file} cannot be read: {error}", str(path / file)) from error
+    sync(beside)

@@ -27,6 +27,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 SCHEDULES = ("ready", "fixed")
 SYNCS = ("average", "step")
 TURNS = ("all", "last")
+MOMENTS = ("averaged", "local")
 
 
 def key(default: Any = dataclasses.MISSING, *, doc: str, **rule: Any) -> Any:
@@ -94,6 +95,7 @@ class TrainConfig:
     seed: int = key(0, doc="of the order, the anchors and the first weights", least=0, most=2**63 - 1)
     sync: str = key("average", doc="when the drafters become equal again", one_of=SYNCS)
     average_every: int = key(50, doc="steps between two averagings of the drafters", least=1)
+    moments: str = key("averaged", doc="what averaging does with AdamW's moments", one_of=MOMENTS)
     log_every: int = key(10, doc="steps between two progress lines", least=1)
     schedule: str = key("ready", doc="which drafter gets a batch", one_of=SCHEDULES)
     tensorboard: bool = key(False, doc="also write event files for TensorBoard")
@@ -116,6 +118,7 @@ class WorkersConfig:
     drafter_devices: tuple[str, ...] = key(["cpu"], doc="one drafter worker on each")
     threads: int = key(1, doc="CPU threads of each worker", least=1)
     restarts: int = key(3, doc="times a target worker that died is started anew", least=0)
+    drafter_restarts: int = key(3, doc="times drafters are started anew without a new average between", least=0)
     timeout_s: float = key(1800.0, doc="longest silence of a busy worker, in seconds", above=0.0)
 
 
@@ -124,7 +127,8 @@ class RingConfig:
     """[ring]"""
 
     slots: int | None = key(None, doc="batches that may wait between targets and drafters", least=1)
-    dir: str = key("/dev/shm", doc="folder on whose file system the ring's memory is taken")
+    dir: str = key("/dev/shm", doc="folder on whose file system the ring's and the averages' memory is taken")
+    debug: bool = key(False, doc="slots are checksummed by targets and checked by drafters")
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,8 @@ class CheckpointConfig:
 
     every: int = key(500, doc="steps between checkpoints, taken at the next averaging", least=1)
     keep_last: int = key(3, doc="newest checkpoints that stay", least=1)
+    keep_every: int | None = key(None, doc="steps; the first checkpoint at or behind each multiple stays", least=1)
+    grace_s: float = key(600.0, doc="longest time for writing one checkpoint, in seconds", above=0.0)
 
 
 @dataclass(frozen=True)
@@ -197,6 +203,11 @@ class RunConfig:
             return self.target.dtype
         on_gpu = any(d != "cpu" for d in self.workers.target_devices + self.workers.drafter_devices)
         return "bfloat16" if on_gpu else "float32"
+
+    @property
+    def moment_sets(self) -> int:
+        """How many sets of moments there are: one that all share, or one for each drafter."""
+        return len(self.workers.drafter_devices) if self.train.moments == "local" else 1
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON would hold it; `load_config` reads it back."""

@@ -1,6 +1,9 @@
 """The launcher's worker processes as one body: who lives, who speaks, who died, and what that means.
 
 start_all --> [hello] --> setup --> [ready] ... messages ... --> end-of-file --> exit code --> started anew | fault
+
+A target comes back alone. Drafters are one body: when one has died, the others are given a moment to say what they
+know (the first cause is told, not a cascade), are killed, and all start anew, if the launcher says so.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ import contextlib
 import selectors
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from trainer import channel
@@ -28,29 +31,31 @@ class Crew:
     """All workers of an attempt.
 
     Args:
-        config: devices, threads, restarts, deadline. attempt: folder for logs and errors. ring: its descriptor.
-        output: for events and the workers' own lines. setup: a worker's first message.
-        told: called with every later message. lost: called once when a target or reader is found dead.
-        readers: how many read features from disk, in place of targets.
+        config: devices, threads, restarts, deadline. attempt: folder for logs and errors.
+        memory: role -> descriptors of shared memory that its workers get. output: for events and the workers' own
+        lines. setup: a worker's first message. told: called with every later message. lost: called once when a target
+        or reader is found dead. fallen: called when all drafters are dead, with the first cause; False: do not start
+        them. readers: how many read features from disk, in place of targets.
     """
 
     def __init__(
         self,
         config: WorkersConfig,
         attempt: Path,
-        ring: int,
+        memory: Mapping[str, Sequence[int]],
         output: Output,
         *,
         setup: Callable[[Worker], Message],
         told: Callable[[Worker, Message], None],
         lost: Callable[[Worker], None],
+        fallen: Callable[[Worker], bool] = lambda _: False,
         readers: int = 0,
     ) -> None:
         self.config = config
         self.attempt = attempt
-        self.ring = ring
+        self.memory = memory
         self.output = output
-        self._setup, self._told, self._on_lost = setup, told, lost
+        self._setup, self._told, self._on_lost, self._fallen = setup, told, lost, fallen
         self.workers: dict[str, Worker] = {}
         roles = (("target", config.target_devices), ("reader", ("cpu",) * readers), ("drafter", config.drafter_devices))
         for role, devices in roles:
@@ -61,10 +66,15 @@ class Crew:
         self.selector.register(self._server, selectors.EVENT_READ, _SERVER)
         #: Set by the launcher once steps come: a worker that is ready only then sets the run's stage not back.
         self.stepping = False
-        self._first_fault: tuple[float, Worker] | None = None
+        self._hopeless: Worker | None = None
+        self._fell_at: float | None = None  # when the first of the drafters was found dead
 
     def __getitem__(self, name: str) -> Worker:
         return self.workers[name]
+
+    @property
+    def drafters(self) -> list[Worker]:
+        return [w for w in self.workers.values() if w.role == "drafter"]
 
     def start_all(self) -> None:
         self.output.stage("loading", 0, len(self.workers), "workers")
@@ -122,7 +132,7 @@ class Crew:
         if "seconds" in message:
             worker.heard(message["seconds"])
         if kind == "hello":
-            peer.send_with_descriptor(self._setup(worker), self.ring)
+            peer.send_with_descriptors(self._setup(worker), self.memory[worker.role])
         elif kind == "ready":
             worker.ready = True
             # Of a later life, or once the first step was begun, the others take no notice: they are past loading.
@@ -130,7 +140,7 @@ class Crew:
                 done = sum(w.ready for w in self.workers.values())
                 self.output.stage("loading", done, len(self.workers), worker.name)
         elif kind == "error":
-            worker.fault = message
+            worker.fault, worker.fault_at = message, time.monotonic()
         else:
             self._told(worker, message)
 
@@ -162,19 +172,27 @@ class Crew:
         now = time.monotonic()
         for worker in self.workers.values():
             self._tee(worker)
+            if worker.exit_code is not None:
+                continue  # it is known, and was not started anew
             code = worker.poll()
             silent = worker.busy_since is not None and now - worker.busy_since > self.config.timeout_s
             if code is None and worker.lost_at is not None and now - worker.lost_at > GRACE_S:
                 code = worker.kill()
             elif code is None and silent:
                 worker.fault = {"what": f"{worker.name} said nothing for {self.config.timeout_s:g} s"}
+                worker.fault_at = now
                 code = worker.kill()
             if code is not None:
                 self._hear(worker, selectors.EVENT_READ)  # its last words may still wait in the socket
                 self._lost(worker)
                 self._exited(worker, code)
-        if self._first_fault is not None and now - self._first_fault[0] > CASCADE_S:
-            raise self._error_of(self._first_fault[1])
+        if self._hopeless is not None:
+            raise self.error_of(self._hopeless)
+        if self._fell_at is not None and (
+            now - self._fell_at > CASCADE_S or all(w.exit_code is not None for w in self.drafters)
+        ):
+            self._fell_at = None
+            self._raise_again()
 
     def _exited(self, worker: Worker, code: int) -> None:
         if worker.exit_code is not None:
@@ -185,16 +203,43 @@ class Crew:
         error_file = worker.error_file(self.attempt)
         if not error_file.exists():  # killed from outside: nobody else will say it
             write_error_file(error_file, TrainerError(worker.fault_text()))
-        hopeless = worker.fault is not None and worker.fault.get("known") and worker.fault.get("code") != 1
-        if worker.role != "drafter" and not hopeless and worker.life < self.config.restarts:
-            worker.life += 1
-            worker.start(self.attempt, self._address, self.config.threads)
-            self.output.event("worker_start", worker=worker.name, life=worker.life)
-        elif self._first_fault is None:
-            # A drafter's death takes the others with it: wait for them, so that all have written what they know.
-            self._first_fault = (time.monotonic() if worker.role == "drafter" else 0.0, worker)
+        if worker.role == "drafter":
+            if self._fell_at is None:
+                self._fell_at = time.monotonic()
+        elif not worker.hopeless and worker.life < self.config.restarts:
+            self._start_anew(worker)
+        elif self._hopeless is None:
+            self._hopeless = worker
 
-    def _error_of(self, worker: Worker) -> TrainerError:
+    def _start_anew(self, worker: Worker) -> None:
+        worker.life += 1
+        worker.start(self.attempt, self._address, self.config.threads)
+        self.output.event("worker_start", worker=worker.name, life=worker.life)
+
+    def _raise_again(self) -> None:
+        """All drafters end, and begin their next life.
+
+        Raises:
+            TrainerError: the first cause, if another life would end in the same way.
+        """
+        # A fault that a drafter could name says most, a connection that broke least; of the rest the first one.
+        ended = [w for w in self.drafters if w.exit_code is not None or w.fault is not None]
+        cause = min(ended, key=lambda w: (not w.hopeless, w.echo, w.ended_at))
+        if cause.hopeless:
+            raise self.error_of(cause)
+        for worker in self.drafters:
+            if worker.exit_code is None:
+                self._lost(worker)  # before the kill: what it still says is of a life that does not count
+                worker.exit_code = worker.kill()
+                self._tee(worker, rest=True)
+                ended_by = {"exitcode": worker.exit_code, "by": "launcher"}
+                self.output.event("worker_exit", worker=worker.name, life=worker.life, **ended_by)
+        if self._fallen(cause):
+            for worker in self.drafters:
+                self._start_anew(worker)
+
+    def error_of(self, worker: Worker) -> TrainerError:
+        """Why a worker ended, as the error that the run ends with."""
         fault = worker.fault or {}
         cls = BY_EXIT_CODE.get(fault.get("code", 1), TrainerError) if fault.get("known") else TrainerError
         where = fault.get("where") or f"{worker.name}, {worker.log_file(self.attempt)}"

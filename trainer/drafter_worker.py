@@ -1,7 +1,8 @@
-"""A drafter process: asks for a ready batch, trains it, averages with the others when told, writes the checkpoint.
+"""A drafter process: asks for a ready batch, trains it, averages with the others when told, keeps the average.
 
-Imports no transformers: of the target it needs two tensors only. All its state is in `Masters`; anchors, learning rate
-and order come from the plan, so nothing here draws a random number.
+Imports no transformers: of the target it needs two tensors only. All its state is in `Masters`; the launcher's memory
+has a copy of the last average, from which all drafters start again when one of them died. Anchors, learning rate and
+order come from the plan, so nothing here draws a random number.
 """
 
 from __future__ import annotations
@@ -17,24 +18,25 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
 
 from trainer.anchors import pick_anchors
 from trainer.attention import build_masks
+from trainer.averages import AverageMemory
 from trainer.averaging import add_gradients, average, make_equal
 from trainer.batch import Batch, block_input_ids
 from trainer.channel import Channel, Message
-from trainer.checkpoint import read_tensors, write_tensors
 from trainer.config import RunConfig, parse_config
 from trainer.drafter import Drafter
 from trainer.drafter_config import DrafterConfig
-from trainer.errors import ConfigError, NonFiniteError
+from trainer.errors import ConfigError, NonFiniteError, TrainerError
 from trainer.flex import freeze_shapes
 from trainer.loss import LossOut, block_loss
 from trainer.optimizer import Masters
 from trainer.ring import Ring, RingLayout
+from trainer.state_layout import StateLayout
 from trainer.target import load_embed_and_head
 from trainer.target_worker import prepare_process
+from trainer.tensor_files import load_checkpoint
 
 
 class DrafterWorker:
@@ -61,15 +63,22 @@ class DrafterWorker:
         self.drafter = Drafter(self.geometry, seed=self.config.train.seed).to(self.device)
         self.masters = Masters(self.drafter, self.config.train.weight_decay, fused=cuda)
         self.together = self.config.train.sync == "step"
+        self.rank = int(setup["rank"])
+        self.state = StateLayout.from_dict(setup["state"])
+        if dict(self.state.shapes) != dict(self.masters.shapes()):
+            raise TrainerError("the drafter is not laid out as the launcher thinks", "state_layout.py", "report this")
+        self.memory = AverageMemory(setup["averages_fd"], self.state, self.rank, pin=cuda)
         self.tokens = 0.0  # supervised tokens since the last averaging
         self.seconds = {"wait": 0.0, "compute": 0.0, "copy": 0.0, "sync": 0.0}
         self._restore(setup)
         self._join(setup)
 
     def _restore(self, setup: Mapping[str, Any]) -> None:
-        if setup["resume"] is not None:
-            for kind, name, tensor in read_tensors(Path(setup["resume"]), self.masters.shapes()):
-                self.masters.load(kind, name, tensor)
+        if setup["average"] is not None:
+            kept = self.memory.read(int(setup["average"]), self.masters)
+            self.masters.set_count(kept.step)
+        elif setup["resume"] is not None:
+            load_checkpoint(Path(setup["resume"]), self.masters, self.rank, self.state.moment_sets)
             self.masters.set_count(int(setup["step"]))
         elif self.config.drafter.init_from is not None:
             from trainer.export import load_drafter
@@ -95,7 +104,7 @@ class DrafterWorker:
         dist.init_process_group(
             "nccl" if self.device.type == "cuda" else "gloo",
             store=store,
-            rank=int(setup["rank"]),
+            rank=self.rank,
             world_size=len(self.config.workers.drafter_devices),
             timeout=timeout,
         )
@@ -230,23 +239,29 @@ class DrafterWorker:
             self.channel.send({"k": "stage", "stage": "stepping", "done": 1, "of": 1})
 
     def average(self, message: Message) -> Message:
+        """Averages with the others, and writes what comes of it into the launcher's memory.
+
+        Raises:
+            NonFiniteError: the average is not finite; it is not kept.
+        """
         began = time.monotonic()
         if self.together:
             # Equal but for rounding, if the drafters' machines differ: a checkpoint must be the same one everywhere.
             make_equal(self.masters.tensors(), 0)
         else:
-            average(self.masters.tensors(), self.tokens, self.device)
+            average(self.masters.tensors(moments=self.config.train.moments == "averaged"), self.tokens, self.device)
         self.masters.set_count(int(message["step"]))
         self.tokens = 0.0
+        try:
+            sums = self.memory.write(int(message["buffer"]), self.masters)
+        except ValueError as error:
+            raise NonFiniteError(
+                f"after step {message['step']} {error} holds numbers that are not finite",
+                f"the average of step {message['step']}",
+                "resume from the last checkpoint with a smaller train.lr",
+            ) from error
         self.seconds["sync"] += time.monotonic() - began
-        return {"k": "averaged", "seconds": dict(self.seconds)}
-
-    def save(self, message: Message) -> Message:
-        began = time.monotonic()
-        weights: dict[str, Tensor] = {name: p.detach() for name, p in self.masters.parameters.items()}
-        files = write_tensors(Path(message["folder"]), weights, self.masters.moments())
-        self.seconds["sync"] += time.monotonic() - began
-        return {"k": "saved", "files": files, "seconds": dict(self.seconds)}
+        return {"k": "averaged", "sums": sums, "seconds": dict(self.seconds)}
 
 
 def _with_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
@@ -263,7 +278,7 @@ def run_drafter(channel: Channel, setup: Mapping[str, Any]) -> None:
     """
     worker = DrafterWorker(setup, channel)
     channel.send({"k": "ready"})
-    answers = {"train": worker.train, "join": worker.join, "average": worker.average, "save": worker.save}
+    answers = {"train": worker.train, "join": worker.join, "average": worker.average}
     channel.send({"k": "ask"})
     while True:
         message, waited = channel.receive()

@@ -236,7 +236,13 @@ class _Writer:
         self._wake.setblocking(False)
         workers = replace(prepared.config.workers, drafter_devices=())
         self.crew = Crew(
-            workers, out / _WORK, ring, Output(), setup=self._setup, told=self._told, lost=self._target_lost
+            workers,
+            out / _WORK,
+            {"target": (ring,)},
+            Output(),
+            setup=self._setup,
+            told=self._told,
+            lost=self._target_lost,
         )
 
     def run(self) -> int:

@@ -1,17 +1,20 @@
-"""The launcher: one thread, one loop. It owns signals, the ring's slots, the plan and the checkpoints folder.
+"""The launcher: one thread, one loop. It owns signals, ring slots, the plan, the last average, the checkpoints.
 
     signals --.                         .--> target workers   (fill a slot)
-    sockets ---+--> event --> Scheduler -+-> drafter workers  (train, average, save)
-    ticks ----'              (pure)      '--> plan.jsonl, metrics.jsonl, progress lines
+    sockets ---+--> event --> Scheduler -+-> drafter workers  (train, average)
+    ticks ----'              (pure)      +-> saver process    (a checkpoint, from the last average)
+                                         '--> plan.jsonl, metrics.jsonl, progress lines
 
 Workers never talk to each other but in the drafters' averaging. A target that dies is started anew and its batch given
-again; a drafter that dies ends the run, which resumes from the last checkpoint. TERM or INT: what drafters have begun
-is trained, averaged and saved; a second signal changes nothing.
+again. When a drafter dies, all drafters start anew from the last average, and what was trained since is trained again;
+targets and what they have filled stay. TERM or INT: what drafters have begun is trained, averaged and saved; a second
+signal changes nothing.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +22,7 @@ from typing import Any
 
 import torch
 
+from trainer.averages import Averages
 from trainer.board import Board
 from trainer.channel import Message
 from trainer.checkpoint import Store
@@ -28,8 +32,10 @@ from trainer.plan import learning_rate
 from trainer.plan_record import PlanRecord
 from trainer.prepare import Prepared
 from trainer.progress import Meter, Output
+from trainer.restarts import Restarts
 from trainer.ring import create_ring
-from trainer.scheduler import Average, Commit, Fill, Join, Phase, Scheduler, Train
+from trainer.saving import Saved, Saver
+from trainer.scheduler import Average, Commit, Fill, Join, Phase, Save, Scheduler, Train
 from trainer.signals import StopSignals
 from trainer.workers import Worker
 
@@ -55,11 +61,16 @@ def launch(prepared: Prepared, attempt: Path, checkpoints: Path, signals: StopSi
         raise ConfigError(
             f"the attempt's folder cannot be made: {error}", str(attempt), "name a folder that can be written"
         ) from error
-    store = Store(checkpoints, prepared.config.checkpoint.keep_last)
+    keep = prepared.config.checkpoint
+    store = Store(checkpoints, keep.keep_last, keep.keep_every)
     try:
         ring = create_ring(prepared.layout, prepared.config.ring.dir)
         try:
-            return Launcher(prepared, attempt, store, ring, signals).run()
+            averages = Averages(prepared.state, prepared.config.ring.dir)
+            try:
+                return Launcher(prepared, attempt, store, ring, averages, signals).run()
+            finally:
+                averages.close()
         except OSError as error:
             raise TrainerError(
                 f"the launcher lost a file or a socket: {error}",
@@ -75,10 +86,19 @@ def launch(prepared: Prepared, attempt: Path, checkpoints: Path, signals: StopSi
 class Launcher:
     """The state of one attempt. Use `launch`."""
 
-    def __init__(self, prepared: Prepared, attempt: Path, store: Store, ring: int, signals: StopSignals) -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        attempt: Path,
+        store: Store,
+        ring: int,
+        averages: Averages,
+        signals: StopSignals,
+    ) -> None:
         self.prepared = prepared
         self.config = prepared.config
         self.store = store
+        self.averages = averages
         self.signals = signals
         self.output = Output()
         self.meter = Meter(self.output, attempt / "metrics.jsonl")
@@ -86,18 +106,20 @@ class Launcher:
         self.board = Board(attempt, self.output.line) if self.config.train.tensorboard else None
         if self.board is not None:
             self.meter.sinks.append(self.board.write)
+        self.saver = Saver(store, averages, self.config.checkpoint.grace_s, attempt / "logs" / "saver.log")
         self.crew = Crew(
             self.config.workers,
             attempt,
-            ring,
+            {"target": (ring,), "reader": (ring,), "drafter": (ring, averages.descriptor)},
             self.output,
             setup=self._setup,
             told=self._told,
             lost=self._target_lost,
+            fallen=self._drafters_fell,
             readers=self.config.readers,
         )
         self.scheduler = Scheduler(
-            drafters=tuple(w.name for w in self.crew.workers.values() if w.role == "drafter"),
+            drafters=tuple(w.name for w in self.crew.drafters),
             slots=prepared.layout.slots,
             cursor=prepared.cursor,
             step=prepared.step,
@@ -107,10 +129,15 @@ class Launcher:
             schedule=self.config.train.schedule,
             sync=self.config.train.sync,
         )
+        self.restarts = Restarts(self.config.workers.drafter_restarts)
+        self.sums: dict[int, int] = {}
         self.samples = 0
         self.committed = prepared.cursor
+        self.committed_samples = 0
+        self.committed_at = time.monotonic()
+        self.fell_at: float | None = None
+        self.failed_saves = 0
         self.lr = 0.0
-        self.saving: tuple[Path, Commit] | None = None
         self.tcp_store: Any = None
 
     # ---- the loop
@@ -125,8 +152,12 @@ class Launcher:
                 self._serve()
             code = FINISHED if self.scheduler.cursor >= self.scheduler.total else STOPPED
             self.crew.dismiss()
+        except TrainerError:
+            self._finish_saving()
+            raise
         finally:
             self.crew.close()
+            self.saver.close()
             self.record.close()
             if self.board is not None:
                 self.board.close()
@@ -135,16 +166,23 @@ class Launcher:
         return code
 
     def _serve(self) -> None:
-        if len(self.scheduler.drafters) > 1:
-            self.tcp_store = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # type: ignore[attr-defined]
+        self._new_rendezvous()
         self.crew.start_all()
         last_tick = 0.0
+        others = {self.signals.reader: self._signalled, self.saver.reader: self._look_at_saver}
         while self.scheduler.phase is not Phase.ENDED:
-            self.crew.wait(TICK_S, {self.signals.reader: self._signalled})
+            self.crew.wait(TICK_S, others)
             if time.monotonic() - last_tick >= TICK_S:
                 last_tick = time.monotonic()
                 self.crew.tick()
+                self._look_at_saver()
             self._act()
+
+    def _new_rendezvous(self) -> None:
+        """A store for this life of the drafters; the one before, with whatever they left in it, goes."""
+        self.tcp_store = None
+        if len(self.scheduler.drafters) > 1:
+            self.tcp_store = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # type: ignore[attr-defined]
 
     def _say_beginning(self) -> None:
         p = self.prepared
@@ -183,6 +221,8 @@ class Launcher:
             "layer_ids": list(p.drafter.target_layer_ids),
             "data": {"path": p.index.path, "size": p.index.size, "mtime_ns": p.index.mtime_ns},
             "lengths_used": list(p.plan.lengths_used()),
+            "state": p.state.to_dict(),
+            "average": None if self.averages.current is None else self.averages.current.buffer,
             "resume": None if p.resume is None else str(p.resume.path),
             "step": p.step,
             "store": None if self.tcp_store is None else self.tcp_store.port,
@@ -190,6 +230,40 @@ class Launcher:
 
     def _target_lost(self, worker: Worker) -> None:
         self.scheduler.target_died(worker.name)
+
+    def _drafters_fell(self, cause: Worker) -> bool:
+        """All drafters are dead. True if they start anew, from the last average.
+
+        Raises:
+            TrainerError: the cause, if they would only die again.
+        """
+        now = time.monotonic()
+        if self.scheduler.phase is Phase.SAVING:
+            return False  # all that was begun is in the last average, which is being saved
+        why = cause.fault_text()
+        outside = cause.fault is None and cause.exit_code == -signal.SIGKILL
+        refusal = self.restarts.refusal(why, from_outside=outside)
+        if refusal:
+            error = self.crew.error_of(cause)
+            raise type(error)(f"{error.what} ({refusal})", error.where, error.next)
+        again = self.scheduler.drafters_died()
+        step = self.scheduler.step
+        self.record.rollback(step, why)
+        self.samples = self.committed_samples
+        self.meter.roll_back(step, self.crew.times)
+        self._new_rendezvous()
+        if self.fell_at is None:
+            self.fell_at = min(now, cause.ended_at)
+        self.output.event(
+            "drafters_restart",
+            cause=why,
+            worker=cause.name,
+            life=cause.life + 1,
+            step=step,
+            batches_again=again,
+            lost_s=f"{max(0.0, self.fell_at - self.committed_at):.1f}",
+        )
+        return not self.scheduler.stopping
 
     # ---- what workers say
 
@@ -207,10 +281,9 @@ class Launcher:
         elif kind == "joined":
             self._idle(worker)
         elif kind == "averaged":
+            self.sums |= {int(region): int(total) for region, total in message["sums"].items()}
             self.scheduler.averaged(worker.name)
             self._idle(worker)
-        elif kind == "saved":
-            self._saved(message)
         elif kind == "stage":
             self.output.stage(message["stage"], int(message["done"]), int(message["of"]), worker.name)
         else:
@@ -230,6 +303,9 @@ class Launcher:
         self.record.ack(batch, worker.name)
         self.samples += len(batch.sample_ids)
         self.meter.add(message["stats"], len(batch.sample_ids))
+        if self.fell_at is not None:
+            self.output.event("drafters_back", life=worker.life, down_s=f"{time.monotonic() - self.fell_at:.1f}")
+            self.fell_at = None
         self._idle(worker)
         if self.meter.due(self.scheduler.steps_done, self.config.train.log_every):
             self._report()
@@ -260,10 +336,14 @@ class Launcher:
             elif isinstance(action, Join):
                 self.crew.send(action.worker, {"k": "join", "lr": self._lr(action.batch)})
             elif isinstance(action, Average):
+                self.sums.clear()
+                buffer = self.averages.begin()
                 for name in self.scheduler.drafters:
-                    self.crew.send(name, {"k": "average", "step": action.step})
-            else:
+                    self.crew.send(name, {"k": "average", "step": action.step, "buffer": buffer})
+            elif isinstance(action, Commit):
                 self._commit(action)
+            else:
+                self._save(action)
 
     def _train(self, action: Train) -> None:
         if self.meter.start(self.scheduler.steps_done, self.crew.times):
@@ -288,41 +368,61 @@ class Launcher:
         return learning_rate(self.scheduler.step_of(batch)[0], self.scheduler.total, train.lr, train.warmup)
 
     def _commit(self, commit: Commit) -> None:
+        self.averages.keep(commit.step, commit.upto, [self.sums[i] for i in sorted(self.sums)])
         for epoch in self._epochs_over(commit.upto):
             self.record.epoch(epoch)
             self.output.event("epoch", epoch=epoch)
-        self.committed = commit.upto
-        if not commit.save:
-            self.record.commit(commit.step, None)
-            return
-        if commit.upto >= self.scheduler.total or self.scheduler.stopping:
-            self._report()
-        self.output.stage("saving", 0, 1, f"step-{commit.step}")
-        folder = self.store.begin(commit.step)
-        self.saving = (folder, commit)
-        self.crew.send(self.scheduler.drafters[0], {"k": "save", "folder": str(folder)})
+        self.record.commit(commit.step)
+        self.committed, self.committed_samples, self.committed_at = commit.upto, self.samples, time.monotonic()
+        self.restarts.progress()
 
     def _epochs_over(self, upto: int) -> Iterator[int]:
         before, _ = self.prepared.plan.place(self.committed)
         now, _ = self.prepared.plan.place(upto)
         yield from range(before, now)
 
-    def _saved(self, message: Message) -> None:
-        assert self.saving is not None
-        folder, commit = self.saving
-        path = self.store.complete(folder, message["files"], self._state(commit))
-        # The record first: a commit whose checkpoint never got its name is skipped by the replay, the other way
-        # round a resume would find weights that no line explains.
-        self.record.commit(commit.step, path)
-        self.store.publish(folder, path)
-        self.saving = None
-        self.output.event("checkpoint", step=commit.step, path=path)
-        self.crew[self.scheduler.drafters[0]].idle()
-        self.scheduler.saved()
-        if self.scheduler.phase is not Phase.ENDED:
-            self.output.stage("stepping", 1, 1, "drafters")
+    # ---- checkpoints
 
-    def _state(self, commit: Commit) -> dict[str, Any]:
+    def _save(self, save: Save) -> None:
+        if self.scheduler.phase is Phase.SAVING:  # the last one: nothing else is left to do
+            self._report()
+            self.output.stage("saving", 0, 1, f"step-{save.step}")
+        self._conclude(self.saver.start(save.step, self._state(save)))
+
+    def _look_at_saver(self) -> None:
+        self._conclude(self.saver.poll())
+
+    def _conclude(self, saved: Saved | None) -> None:
+        if saved is None:
+            return
+        if saved.beside is None:
+            self.failed_saves += 1
+            self.output.event("checkpoint_failed", step=saved.step, count=self.failed_saves, reason=saved.failure)
+            if self.scheduler.save_failed():
+                raise TrainerError(
+                    f"the last checkpoint cannot be written: {saved.failure}",
+                    str(self.store.folder),
+                    "make room there; the checkpoints that are there are whole: resume from the last one",
+                )
+            return
+        # The record first: a checkpoint in it that never got its name is skipped by the replay, the other way round a
+        # resume would find weights that no line explains.
+        path = self.store.claim(saved.step)
+        self.record.checkpoint(saved.step, path)
+        self.store.publish(saved.beside, path)
+        self.output.event("checkpoint", step=saved.step, path=path, seconds=f"{saved.seconds:.1f}")
+        self.scheduler.saved()
+
+    def _finish_saving(self) -> None:
+        """The run ends with an error; a checkpoint that is being written is good, and may take its time."""
+        while self.saver.busy:
+            saved = self.saver.poll()
+            if saved is None:
+                time.sleep(0.02)
+            else:
+                self._conclude(saved)
+
+    def _state(self, commit: Save) -> dict[str, Any]:
         p, config = self.prepared, self.config
         return {
             "step": commit.step,
@@ -338,6 +438,7 @@ class Launcher:
             "data": {"path": p.index.path, "sha256": p.index.sha256, "samples": len(p.index.ids)},
             "drafter": p.drafter.to_hf(),
             "drafters": len(self.scheduler.drafters),
+            "moments": config.train.moments,
             "threads": config.workers.threads,
             "torch": torch.__version__,
             "config": config.to_dict(),

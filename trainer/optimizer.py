@@ -55,21 +55,19 @@ class Masters:
         for state in self._adam.state.values():
             state["step"].fill_(float(steps))
 
-    def moments(self) -> dict[str, Tensor]:
-        """`exp_avg.<name>` and `exp_avg_sq.<name>` of every parameter; the tensors themselves, no copies."""
-        return {
-            f"{kind}.{name}": self._adam.state[parameter][kind]
-            for kind in ("exp_avg", "exp_avg_sq")
-            for name, parameter in self.parameters.items()
-        }
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Weights and moments, in an order that is the same in every process."""
+    def tensors(self, *, moments: bool = True) -> Iterator[Tensor]:
+        """Weights and, if wanted, moments, in an order that is the same in every process."""
         for name in sorted(self.parameters):
             parameter = self.parameters[name]
             yield parameter.data
-            yield self._adam.state[parameter]["exp_avg"]
-            yield self._adam.state[parameter]["exp_avg_sq"]
+            if moments:
+                yield self._adam.state[parameter]["exp_avg"]
+                yield self._adam.state[parameter]["exp_avg_sq"]
+
+    def tensor(self, kind: str, name: str) -> Tensor:
+        """One tensor itself; kind is "weight", "exp_avg" or "exp_avg_sq"."""
+        parameter = self.parameters[name]
+        return parameter.data if kind == "weight" else self._adam.state[parameter][kind]
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
@@ -77,6 +75,4 @@ class Masters:
     @torch.no_grad()
     def load(self, kind: str, name: str, tensor: Tensor) -> None:
         """Puts one tensor of a checkpoint in its place; kind is "weight", "exp_avg" or "exp_avg_sq"."""
-        parameter = self.parameters[name]
-        place = parameter.data if kind == "weight" else self._adam.state[parameter][kind]
-        place.copy_(tensor)
+        self.tensor(kind, name).copy_(tensor)

@@ -2,7 +2,8 @@
 
 An acknowledgement counts from the next commit on whose checkpoint a later attempt resumed; what came after it was
 rolled back with the weights. So the replay walks the attempts in order, and cuts the list of acknowledgements back at
-every `begin`. Torn lines (kill -9, power) are skipped: what they said was not committed.
+every `begin`, and at every `rollback` (a drafter died) to the commit that it names. A checkpoint holds what its commit
+held, however late it was written. Torn lines (kill -9, power) are skipped: what they said was not committed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def from_ranges(ranges: Sequence[Sequence[int]]) -> Iterator[int]:
 
 
 class PlanRecord:
-    """Appends to an attempt's plan.jsonl; a commit with a checkpoint is on disk before it returns."""
+    """Appends to an attempt's plan.jsonl; a checkpoint's line is on disk before `checkpoint` returns."""
 
     def __init__(self, attempt: Path) -> None:
         self._file = (attempt / PLAN_FILE).open("a", encoding="utf-8")
@@ -60,11 +61,18 @@ class PlanRecord:
     def ack(self, batch: PlannedBatch, drafter: str) -> None:
         self._write(k="ack", epoch=batch.epoch, batch=batch.index, samples=list(batch.sample_ids), drafter=drafter)
 
-    def commit(self, step: int, checkpoint: Path | None) -> None:
-        """All acknowledgements so far are in everybody's weights, and, with a path, in that checkpoint."""
-        self._write(k="commit", step=step, checkpoint=None if checkpoint is None else str(checkpoint))
-        if checkpoint is not None:
-            self._sync()
+    def commit(self, step: int) -> None:
+        """All acknowledgements so far are in everybody's weights."""
+        self._write(k="commit", step=step, checkpoint=None)
+
+    def checkpoint(self, step: int, path: Path) -> None:
+        """What the commit of this step held is in that checkpoint, which gets its name now."""
+        self._write(k="checkpoint", step=step, path=str(path))
+        self._sync()
+
+    def rollback(self, step: int, cause: str) -> None:
+        """Drafters start again from the commit of this step (or where the attempt began): later ones do not count."""
+        self._write(k="rollback", step=step, cause=cause)
 
     def epoch(self, epoch: int) -> None:
         """This epoch is done and committed."""
@@ -158,6 +166,7 @@ def replay(attempts: Sequence[tuple[str, Sequence[dict[str, Any]]]], result: Aud
     kept: list[tuple[int, Sequence[int]]] = []
     over: list[int] = []
     saved: dict[int, tuple[int, int]] = {}  # step of a checkpoint -> how many of kept, and of over, it holds
+    commits: dict[int, tuple[int, int]] = {}  # the same of every commit of this attempt
     accepted: list[int] = []
     last_saved = 0
     for name, entries in attempts:
@@ -176,14 +185,32 @@ def replay(attempts: Sequence[tuple[str, Sequence[dict[str, Any]]]], result: Aud
                 del kept[back[0] :], over[back[1] :]
                 saved = {s: at for s, at in saved.items() if s <= step and at[0] <= back[0]}
                 last_saved = len(kept)
+                commits = {step: back}
                 accepted = list(from_ranges(entry.get("accepted", [])))
             elif kind == "ack":
                 kept.append((int(entry["epoch"]), entry["samples"]))
             elif kind == "epoch":
                 over.append(int(entry["epoch"]))
-            elif kind == "commit" and entry.get("checkpoint"):
-                saved[int(entry["step"])] = (len(kept), len(over))
-                last_saved = len(kept)
+            elif kind == "rollback":
+                step = int(entry["step"])
+                if step not in commits:
+                    result.problems.append(f"attempt {name} rolled back to step {step}, which it never committed")
+                    continue
+                back = commits[step]
+                result.rolled_back += len(kept) - back[0]
+                del kept[back[0] :], over[back[1] :]
+                commits = {s: at for s, at in commits.items() if s <= step}
+            elif kind in ("commit", "checkpoint"):
+                step = int(entry["step"])
+                if kind == "commit":
+                    commits[step] = (len(kept), len(over))
+                # Until checkpoints were written beside the training, a commit's own line named its checkpoint.
+                if kind == "checkpoint" or entry.get("checkpoint"):
+                    if step not in commits:
+                        result.problems.append(f"attempt {name} saved step {step}, which it never committed")
+                        continue
+                    saved[step] = commits[step]
+                    last_saved = commits[step][0]
     result.provisional = len(kept) - last_saved
     result.epochs = list(_judge(kept, set(over), accepted))
     return result

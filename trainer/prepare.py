@@ -5,6 +5,7 @@ Reads files and imports no torch, so `check` answers in a moment and a bad confi
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from trainer.features import check_features, identity_of
 from trainer.hub import on_this_machine
 from trainer.plan import Base, Plan
 from trainer.ring import ITEM_BYTES, RingLayout
+from trainer.state_layout import StateLayout, drafter_shapes
 from trainer.target_files import TargetFacts, read_target
 
 #: `check` reads larger data only in part.
@@ -38,15 +40,17 @@ class Prepared:
     """A run that can start.
 
     Attributes:
-        config, target, drafter: what runs. layout: of the ring. index: the data. plan: its batches.
-        resume: a verified checkpoint, or None. cursor: batches done. step: optimiser steps done.
-        total: batches of the whole run. notes: what the operator should know.
+        config, target, drafter: what runs. layout: of the ring. state: of the averages in memory.
+        index: the data. plan: its batches. resume: a verified checkpoint, or None.
+        cursor: batches done. step: optimiser steps done. total: batches of the whole run.
+        notes: what the operator should know.
     """
 
     config: RunConfig
     target: TargetFacts
     drafter: DrafterConfig
     layout: RingLayout
+    state: StateLayout
     index: DataIndex
     plan: Plan
     resume: Checkpoint | None
@@ -126,8 +130,8 @@ def prepare(
         width=len(drafter.target_layer_ids) * drafter.hidden_size,
         dtype=config.dtype,
     )
-    if not Path(config.ring.dir).is_dir():
-        raise ConfigError("there is no such folder", f"ring.dir = {config.ring.dir}", "name a folder on a large tmpfs")
+    state = StateLayout(drafter_shapes(drafter), config.moment_sets)
+    notes = _room(config, layout, state)
     if chosen is not None:
         _same_drafter(chosen, drafter)
     elif start is not None:
@@ -145,7 +149,7 @@ def prepare(
         )
     if config.readers and index.whole:
         check_features(Path(config.features.path or ""), identity_of(target, drafter, index, config))
-    notes = [*hub_notes, *target.notes, *corpus.notes, *_notes(config, index, chosen)]
+    notes += [*hub_notes, *target.notes, *corpus.notes, *_notes(config, index, chosen)]
     if start is not None:
         notes += start_notes(start, target.raw)
     base, replanned = (Base(), None) if chosen is None else _base(config, index, target, chosen)
@@ -159,7 +163,7 @@ def prepare(
     else:
         assert config.epochs is not None
         total = max(cursor, plan.total(config.epochs))
-    return Prepared(config, target, drafter, layout, index, plan, chosen, cursor, step, total, tuple(notes))
+    return Prepared(config, target, drafter, layout, state, index, plan, chosen, cursor, step, total, tuple(notes))
 
 
 def _size(path: str) -> int:
@@ -167,6 +171,30 @@ def _size(path: str) -> int:
         return Path(path).stat().st_size
     except OSError:
         return 0  # the scan says what is wrong with it
+
+
+def _room(config: RunConfig, layout: RingLayout, state: StateLayout) -> list[str]:
+    """A note where the shared memory is short of room now: what holds it may be the run that this one replaces.
+
+    Raises:
+        ConfigError: no such folder, or its file system is too small even when it is empty.
+    """
+    folder = config.ring.dir
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        raise ConfigError("there is no such folder", f"ring.dir = {folder}", "name a folder on a large tmpfs") from None
+    need = layout.total_bytes + state.total_bytes
+    whole, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    ring = f"the ring {layout.total_bytes} ({layout.slots} slots of {layout.slot_bytes})"
+    parts = f"{ring}, the drafters' averages {state.total_bytes}"
+    if need > whole:
+        raise ConfigError(
+            f"{need} bytes of shared memory are needed, the file system has {whole}: {parts}",
+            f"ring.dir = {folder}",
+            "a larger tmpfs there (a container's --shm-size), another ring.dir, or fewer ring.slots",
+        )
+    return [f"{free} bytes are free in {folder}, {need} are needed: {parts}"] if need > free else []
 
 
 def _notes(config: RunConfig, index: DataIndex, chosen: Checkpoint | None) -> list[str]:
@@ -221,32 +249,25 @@ def _base(config: RunConfig, index: DataIndex, target: TargetFacts, chosen: Chec
 # ---- what it will take
 
 
-def drafter_parameters(drafter: DrafterConfig) -> int:
-    """Number of trained parameters, by formula."""
-    h, i, d = drafter.hidden_size, drafter.intermediate_size, drafter.head_dim
-    q, kv = drafter.num_attention_heads * d, drafter.num_key_value_heads * d
-    layer = 2 * h * q + 2 * h * kv + 3 * h * i + 2 * h + 2 * d
-    return drafter.num_hidden_layers * layer + len(drafter.target_layer_ids) * h * h + 2 * h
-
-
 def needs(prepared: Prepared) -> dict[str, Any]:
     """Bytes and devices that the run will take; `deploy`'s preflight compares them with what is there.
 
     A target: its weights as stored, and one batch of features. A drafter: fp32 weights, gradients and two moments, the
     target's embedding and head, one batch of features, one chunk of logits twice; activations are not counted.
     """
-    config, drafter, target = prepared.config, prepared.drafter, prepared.target
-    parameters = drafter_parameters(drafter)
+    config, target = prepared.config, prepared.target
+    parameters = prepared.state.parameters
     item = ITEM_BYTES[config.dtype]
     embeddings = target.vocab_size * target.hidden_size * item * (1 if target.tied else 2)
     features = prepared.layout.batch * prepared.layout.length * prepared.layout.width * item
     return {
         "ring_bytes": prepared.layout.total_bytes,
         "ring_dir": config.ring.dir,
-        "average_bytes": 2 * parameters * 12,
+        "average_bytes": prepared.state.total_bytes,
+        "shared_bytes": prepared.layout.total_bytes + prepared.state.total_bytes,
         "target_bytes_per_worker": target.weight_bytes + features,
         "drafter_bytes_per_worker": parameters * 16 + embeddings + features + 8 * config.loss.chunk * target.vocab_size,
-        "checkpoint_bytes": parameters * 12,
+        "checkpoint_bytes": parameters * (4 + 8 * prepared.state.moment_sets),
         "drafter_parameters": parameters,
         "devices": sorted({*config.workers.target_devices, *config.workers.drafter_devices}),
         "targets": len(config.workers.target_devices),

@@ -117,6 +117,13 @@ class Meter:
         self._since, self._logged = time.monotonic(), step
         return True
 
+    def roll_back(self, step: int, times: Callable[[], Iterable[WorkerTimes]]) -> None:
+        """What was trained since step `step` counts no more, and the interval begins anew."""
+        if self._logged is None:
+            return
+        self.totals, self._logged = Totals(), None
+        self.start(step, times)
+
     def add(self, stats: Mapping[str, float], samples: int) -> None:
         """One trained batch."""
         t = self.totals

@@ -79,21 +79,42 @@ def create_ring(layout: RingLayout, folder: str) -> int:
     Raises:
         ConfigError: not enough room, or no such folder; says how many bytes are there and how many are needed.
     """
+    return reserve(
+        folder,
+        layout.total_bytes,
+        "the ring",
+        f"{layout.slots} slots of {layout.slot_bytes}",
+        "fewer ring.slots, a smaller data.batch_size or data.max_length, or another ring.dir (a larger tmpfs)",
+    )
+
+
+def reserve(folder: str, size: int, what: str, made_of: str, next_step: str) -> int:
+    """Memory that processes share: a file without a name on a tmpfs, all of it taken now.
+
+    Args:
+        folder: ring.dir. size: bytes. what, made_of, next_step: for the message, such as "the ring".
+
+    Returns:
+        A descriptor.
+
+    Raises:
+        ConfigError: not enough room, or no such folder.
+    """
     try:
         descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
-            raise _refused(layout, folder, error) from error
+            raise _refused(folder, size, what, made_of, next_step, error) from error
         try:  # file systems without O_TMPFILE: a name that lives for a moment
-            descriptor, name = tempfile.mkstemp(prefix="dflash-ring-", dir=folder)
+            descriptor, name = tempfile.mkstemp(prefix="dflash-", dir=folder)
             Path(name).unlink()
         except OSError as second:
-            raise _refused(layout, folder, second) from second
+            raise _refused(folder, size, what, made_of, next_step, second) from second
     try:
-        os.posix_fallocate(descriptor, 0, layout.total_bytes)
+        os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
         os.close(descriptor)
-        raise _refused(layout, folder, error) from error
+        raise _refused(folder, size, what, made_of, next_step, error) from error
     return descriptor
 
 
@@ -107,16 +128,15 @@ def room(folder: str) -> int:
     return found.f_bavail * found.f_frsize
 
 
-def _refused(layout: RingLayout, folder: str, error: OSError) -> ConfigError:
+def _refused(folder: str, size: int, what: str, made_of: str, next_step: str, error: OSError) -> ConfigError:
     try:
         there = f"{room(folder)} bytes are free there, "
     except OSError:
         there = ""
     return ConfigError(
-        f"the ring cannot be made: {error.strerror}; {there}{layout.total_bytes} bytes are needed "
-        f"({layout.slots} slots of {layout.slot_bytes})",
+        f"{what} cannot be made: {error.strerror}; {there}{size} bytes are needed ({made_of})",
         f"ring.dir = {folder}",
-        "fewer ring.slots, a smaller data.batch_size or data.max_length, or another ring.dir (a larger tmpfs)",
+        next_step,
     )
 
 
@@ -153,21 +173,7 @@ class Ring:
         self._map = mmap.mmap(descriptor, layout.total_bytes)
         self._memory = torch.frombuffer(self._map, dtype=torch.uint8)
         self._dtype: torch.dtype = getattr(torch, layout.dtype)
-        self.pinned = pin and self._pin()
-
-    def _pin(self) -> bool:
-        """Page-locks the mapping: copies to and from a GPU then run beside its work. False if the driver refuses."""
-        import torch
-
-        runtime: Any = torch.cuda.cudart()
-        status = runtime.cudaHostRegister(self._memory.data_ptr(), self.layout.total_bytes, 0)
-        if int(status) == 0:
-            return True
-        print(f"the ring is not pinned (cudaHostRegister: {status}): copies will be slower", flush=True)
-        with contextlib.suppress(RuntimeError):
-            # The refusal stays behind as the last error; the next kernel would be blamed for it. This one takes it.
-            torch.zeros(1, device="cuda")
-        return False
+        self.pinned = pin and pin_memory(self._memory, "the ring is")
 
     def slot(self, number: int, length: int) -> Slot:
         """Views for a batch of `length` padded positions."""
@@ -186,3 +192,18 @@ class Ring:
             .view(self._dtype)
             .view(lay.batch, length, lay.width),
         )
+
+
+def pin_memory(memory: Tensor, what: str) -> bool:
+    """Page-locks shared memory: copies to and from a GPU then run beside its work. False if the driver refuses."""
+    import torch
+
+    runtime: Any = torch.cuda.cudart()
+    status = runtime.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
+    if int(status) == 0:
+        return True
+    print(f"{what} not pinned (cudaHostRegister: {status}): copies will be slower", flush=True)
+    with contextlib.suppress(RuntimeError):
+        # The refusal stays behind as the last error; the next kernel would be blamed for it. This one takes it.
+        torch.zeros(1, device="cuda")
+    return False

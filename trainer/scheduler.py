@@ -2,14 +2,18 @@
 
 Batches leave in the order of their numbers; a batch whose target died goes first again. A round is `average_every`
 batches for each drafter: inside it any drafter takes the ready batch with the lowest number (or batch b goes to drafter
-b mod D, schedule "fixed"). When all batches of the round are trained, the drafters average; their weights then
-stand for exactly the batches below the round's end, which is what a commit and a checkpoint mean. Targets work ahead
-into the next round; no drafter does.
+b mod D and each takes its own in order, schedule "fixed"). When all batches of the round are trained, the drafters
+average; their weights then stand for exactly the batches below the round's end, which is what a commit and a checkpoint
+mean. Targets work ahead into the next round; no drafter does.
 
 With sync "step" the drafters step together, one batch each: the n-th batch of each is one of the n-th D batches of the
 round, and a drafter joins the others without one where the last step of the run is a short one.
 
-    run --(all trained)--> averaging --(all averaged)--> [saving -->] run | ended
+    run --(all trained)--> averaging --(all averaged: commit)--> run | saving --(saved)--> ended
+     '--------------<--(a drafter died: back to the commit)--<----'
+
+Checkpoints are written from the last average while training goes on; only at the end the run waits for one (saving).
+There is memory for two averages: while an older one is still being saved, the next averaging waits.
 """
 
 from __future__ import annotations
@@ -81,14 +85,21 @@ class Average:
 
 @dataclass(frozen=True)
 class Commit:
-    """All batches below `upto` are in everybody's weights; `save` says that a checkpoint is to be taken now."""
+    """All batches below `upto` are in everybody's weights."""
 
     upto: int
     step: int
-    save: bool
 
 
-Action = Fill | Train | Join | Average | Commit
+@dataclass(frozen=True)
+class Save:
+    """A checkpoint is to be written from the last average, which stands for the batches below `upto`."""
+
+    upto: int
+    step: int
+
+
+Action = Fill | Train | Join | Average | Commit | Save
 
 
 @dataclass
@@ -127,6 +138,8 @@ class Scheduler:
         #: Steps of this round that each drafter has begun (sync "step").
         self._steps: dict[str, int] = dict.fromkeys(self.drafters, 0)
         self._saved_step = self.step
+        self._saving: int | None = None  # step of the checkpoint that is being written
+        self._save_due = False
         self._round_end = self._end_of_round()
 
     # ---- numbers
@@ -201,9 +214,51 @@ class Scheduler:
         self._averaged.add(worker)
 
     def saved(self) -> None:
-        """The checkpoint of the last commit lies in its place."""
-        self._saved_step = self.step
-        self._go_on()
+        """The checkpoint that was being written lies in its place."""
+        assert self._saving is not None
+        self._saved_step, self._saving = self._saving, None
+        if self.phase is Phase.SAVING and self._saved_step == self.step:
+            self.phase = Phase.ENDED
+
+    def save_failed(self) -> bool:
+        """The checkpoint could not be written: the next commit tries again. True if there will be none."""
+        failed, self._saving = self._saving, None
+        return self.phase is Phase.SAVING and failed == self.step
+
+    def refused(self, worker: str, slot: int) -> int:
+        """What lies in the slot is not what its target wrote. Returns the batch, which is given again."""
+        record = self._held(worker, slot, SlotState.TRAINING)
+        batch = record.batch
+        self._free(record)
+        del self._begun[batch]
+        self._steps[worker] -= 1
+        self._again = sorted([*self._again, batch])
+        return batch
+
+    def drafters_died(self) -> int:
+        """Back to the last commit: drafters have forgotten what they trained since, and wait for nothing.
+
+        What targets have filled stays; slots that a drafter held are free.
+
+        Returns:
+            How many batches had been begun and go again.
+        """
+        if self.phase in (Phase.SAVING, Phase.ENDED):
+            return 0  # everything that was begun is in the last average; drafters are needed no more
+        for record in self.ring:
+            if record.state is SlotState.TRAINING:
+                self._free(record)
+        there = {record.batch for record in self.ring if record.state is not SlotState.FREE}
+        again = len(self._begun) + len(self._trained)
+        self._again = [batch for batch in range(self.cursor, self.next_batch) if batch not in there]
+        self._waiting.clear()
+        self._begun.clear()
+        self._trained.clear()
+        self._averaged.clear()
+        self._steps = dict.fromkeys(self.drafters, 0)
+        self.phase = Phase.RUN
+        self._round_end = self.cursor if self.stopping else self._end_of_round()
+        return again
 
     def stop(self) -> None:
         """No batch is begun any more; what drafters have begun, and all before it, is trained, averaged and saved."""
@@ -236,7 +291,7 @@ class Scheduler:
         """What to do now; each action is returned once, and the state assumes that it is done."""
         actions: list[Action] = []
         while True:
-            found = self._fills() + self._trains() + self._turns()
+            found = self._fills() + self._trains() + self._turns() + self._saves()
             if not found:
                 return actions
             actions += found
@@ -246,8 +301,10 @@ class Scheduler:
         while self._targets and (batch := self._next()) is not None:
             slot = next((i for i, r in enumerate(self.ring) if r.state is SlotState.FREE), None)
             if slot is None:
+                slot = self._cleared(batch)
+            if slot is None:
                 break
-            if self._again:
+            if self._again and self._again[0] == batch:
                 self._again.pop(0)
             else:
                 self.next_batch += 1
@@ -263,6 +320,28 @@ class Scheduler:
         batch = self._again[0] if self._again else self.next_batch
         limit = self._round_end if self.stopping else self.total
         return batch if batch < limit else None
+
+    def _cleared(self, batch: int) -> int | None:
+        """A slot for a batch that goes again, where all slots hold batches that must wait for it.
+
+        After a drafter's death the ring may be full of later ones. The last of them makes room, and goes again too.
+        """
+        ready = [i for i, r in enumerate(self.ring) if r.state is SlotState.READY]
+        if not self._again or not ready or any(r.state is SlotState.FILLING for r in self.ring):
+            return None
+        if self.sync == "step":  # what drafters hold stays held until the step has all its batches
+            stuck = all(self.ring[i].batch >= self.step_of(batch)[1] for i in ready)
+        else:
+            held = len(ready) < self.slots
+            may = any(self.ring[i].batch < self._round_end and self._in_turn(self.ring[i].batch) for i in ready)
+            stuck = not held and not may
+        last = max(ready, key=lambda i: self.ring[i].batch)
+        record = self.ring[last]
+        if not stuck or record.batch < batch:
+            return None
+        self._again = sorted([*self._again, record.batch])
+        self._free(record)
+        return last
 
     def _trains(self) -> list[Action]:
         if self.phase is not Phase.RUN:
@@ -285,17 +364,28 @@ class Scheduler:
         return actions
 
     def _ready_for(self, worker: str) -> int | None:
-        mine = self.drafters.index(worker)
+        mine = self.drafters.index(worker) if self.schedule == "fixed" else None
         first, end = self._step_range(worker)
         best: tuple[int, int] | None = None
         for slot, record in enumerate(self.ring):
-            if record.state is not SlotState.READY or not first <= record.batch < end:
+            if (
+                record.state is not SlotState.READY
+                or not first <= record.batch < end
+                or not self._in_turn(record.batch)
+            ):
                 continue
-            if self.schedule == "fixed" and record.batch % len(self.drafters) != mine:
+            if mine is not None and record.batch % len(self.drafters) != mine:
                 continue
             if best is None or record.batch < best[0]:
                 best = (record.batch, slot)
         return None if best is None else best[1]
+
+    def _in_turn(self, batch: int) -> bool:
+        """On the fixed schedule a drafter takes its batches in their order."""
+        if self.schedule != "fixed":
+            return True
+        over = len(self.drafters)
+        return all(b in self._trained for b in range(self.cursor + (batch - self.cursor) % over, batch, over))
 
     def _step_range(self, worker: str) -> tuple[int, int]:
         """Batches [first, end) out of which a drafter's next one is."""
@@ -318,13 +408,12 @@ class Scheduler:
         """Ends of phases."""
         if self.phase is Phase.RUN and len(self._trained) == self._round_end - self.cursor:
             if not self._trained:  # stopped, or nothing left to do, right behind a commit
-                if self.step == self._saved_step:
-                    self.phase = Phase.ENDED
-                    return []
-                self.phase = Phase.SAVING
-                return [Commit(self.cursor, self.step, True)]
+                self.phase = Phase.ENDED if self.step == self._saved_step else Phase.SAVING
+                return []
             if set(self._waiting) != set(self.drafters):
                 return []
+            if self._saving not in (None, self.step):
+                return []  # one buffer is being saved, the other one is the last average: none to write into
             self._waiting.clear()
             self._averaged.clear()
             self.phase = Phase.AVERAGING
@@ -334,24 +423,27 @@ class Scheduler:
             self.cursor = self._round_end
             self._trained.clear()
             self._steps = dict.fromkeys(self.drafters, 0)
-            last = self.stopping or self.cursor >= self.total
-            save = last or self.step - self._saved_step >= self.save_every
-            self.phase = Phase.SAVING if save else Phase.RUN
-            commit = Commit(self.cursor, self.step, save)
-            if not save:
-                self._go_on()
-            return [commit]
+            if self.stopping or self.cursor >= self.total:
+                self.phase = Phase.SAVING
+            else:
+                self.phase = Phase.RUN
+                self._round_end = self._end_of_round()
+            last = self._saved_step if self._saving is None else self._saving
+            self._save_due = self.step - last >= self.save_every
+            return [Commit(self.cursor, self.step)]
         return []
+
+    def _saves(self) -> list[Action]:
+        if self._saving is not None or self.step == self._saved_step:
+            return []
+        if self.phase is not Phase.SAVING and not self._save_due:
+            return []
+        self._save_due = False
+        self._saving = self.step
+        return [Save(self.cursor, self.step)]
 
     def _step_after(self) -> int:
         return self.step + -(-len(self._trained) // len(self.drafters))
-
-    def _go_on(self) -> None:
-        if self.cursor >= self.total or self.stopping:
-            self.phase = Phase.ENDED
-            return
-        self.phase = Phase.RUN
-        self._round_end = self._end_of_round()
 
     # ---- slots
 

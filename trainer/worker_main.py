@@ -66,6 +66,8 @@ def _work(role: str, name: str, life: int, channel: Channel) -> None:
     channel.send({"k": "hello", "worker": name, "life": life})
     setup, _ = channel.receive()
     setup["ring_fd"] = channel.take_descriptor()
+    if role == "drafter":
+        setup["averages_fd"] = channel.take_descriptor()
     if role == "target":
         from trainer.target_worker import run_target
 

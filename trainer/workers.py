@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -25,6 +26,8 @@ from trainer.channel import Peer
 #: Seconds for a worker that was told to end, or whose socket closed, before it is killed.
 GRACE_S = 20.0
 _TEE_BYTES = 1 << 16
+#: How gloo and NCCL say that the process at the other end is gone.
+_ECHO = re.compile(r"(?i)connection (?:reset|closed|refused)|broken pipe|remote (?:worker|process)|ncclRemoteError")
 
 
 class WorkerLogs(LogsSpecs):
@@ -54,7 +57,7 @@ class Worker:
         life: 0 at first. peer: its connection, None until it said hello. ready: it has loaded what it needs.
         busy_since, idle_since: when it got what it is doing, or ran out of it (monotonic); the other one is None.
         seconds: wait, compute, copy, sync of this life, as it reported them. pending_wait: not in them yet.
-        fault: its own last words.
+        fault, fault_at: its own last words, and when they came.
         lost_at: when its socket closed. exit_code: once it has ended.
     """
 
@@ -69,6 +72,7 @@ class Worker:
     idle_since: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     fault: dict[str, Any] | None = None
+    fault_at: float | None = None
     pending_wait: float = 0.0
     lost_at: float | None = None
     exit_code: int | None = None
@@ -109,6 +113,21 @@ class Worker:
     def heard(self, seconds: Mapping[str, float]) -> None:
         self.seconds, self.pending_wait = dict(seconds), 0.0
 
+    @property
+    def hopeless(self) -> bool:
+        """It could name its fault, and another life would meet the same one: bad config, data, numbers, checkpoint."""
+        return self.fault is not None and bool(self.fault.get("known")) and self.fault.get("code") != 1
+
+    @property
+    def echo(self) -> bool:
+        """Its last words only tell that another one went: the averaging lost its connection."""
+        return self.fault is not None and not self.fault.get("known") and bool(_ECHO.search(str(self.fault["what"])))
+
+    @property
+    def ended_at(self) -> float:
+        """When the first sign of its end came (monotonic); later than anything while there is none."""
+        return min((t for t in (self.fault_at, self.lost_at) if t is not None), default=float("inf"))
+
     def fault_text(self) -> str:
         """Why it ended, in its own words if it had any."""
         if self.fault is not None:
@@ -125,6 +144,7 @@ class Worker:
         error_file.parent.mkdir(parents=True, exist_ok=True)
         self._told, self._partial = 0, b""
         self.peer, self.ready, self.fault, self.lost_at, self.exit_code = None, False, None, None, None
+        self.fault_at = None
         self.seconds, self.pending_wait = {}, 0.0
         self.busy_since, self.idle_since = time.monotonic(), None
         environment = {

@@ -105,13 +105,13 @@ def test_an_old_exit_record_without_the_newer_keys_loads() -> None:
 
 def test_every_golden_progress_line_is_understood() -> None:
     lines = (DATA / "progress.txt").read_text().splitlines()
-    assert len(lines) == 17
+    assert len(lines) == 21
     kinds = []
     for line in lines:
         found = parse_line(line)
         assert found is not None, line
         kinds.append(found.kind)
-    assert kinds == ["stage"] * 3 + ["step"] * 4 + ["stage"] + ["event"] * 9
+    assert kinds == ["stage"] * 3 + ["step"] * 4 + ["stage"] + ["event"] * 13
 
 
 def test_the_golden_step_line_says_these_numbers() -> None:

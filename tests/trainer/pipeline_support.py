@@ -29,6 +29,21 @@ def write_samples(path: Path, count: int, *, seed: int = 0, low: int = 12, high:
     return path
 
 
+def write_state(folder: Path, weights: dict[str, Any], moments: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint's tensor files from tensors at hand; their entries for the manifest."""
+    from trainer.checkpoint import MOMENTS, WEIGHTS
+    from trainer.tensor_files import write_tensor_file
+
+    def raw(tensors: dict[str, Any]) -> dict[str, Any]:
+        arrays = {name: tensor.detach().float().contiguous().numpy() for name, tensor in tensors.items()}
+        return {name: (array.shape, memoryview(array.reshape(-1)).cast("B")) for name, array in arrays.items()}
+
+    return {
+        WEIGHTS: write_tensor_file(folder / WEIGHTS, raw(weights)),
+        MOMENTS: write_tensor_file(folder / MOMENTS, raw(moments)),
+    }
+
+
 @dataclass
 class Run:
     """One `python -m trainer run` of a job whose attempts and checkpoints lie in `root`."""
@@ -109,9 +124,16 @@ def children_of(pid: int) -> list[tuple[int, str]]:
         if entry.name.isdigit():
             try:
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
             except (OSError, IndexError):
                 continue
             if parent == pid and line:
                 found.append((int(entry.name), line))
     return sorted(found)
+
+
+def worker_pid(run: Run, name: str) -> int:
+    """Of the newest life of a worker, by its command line."""
+    found = [pid for pid, line in children_of(run.running[-1].pid) if name in line]
+    assert found, run.log
+    return found[-1]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from pipeline_support import write_state  # type: ignore[import-not-found]
 
 from trainer.checkpoint import (
     MANIFEST,
@@ -17,11 +18,11 @@ from trainer.checkpoint import (
     Store,
     choose,
     list_checkpoints,
-    read_tensors,
+    seal,
     verify,
-    write_tensors,
 )
-from trainer.errors import CheckpointError, ConfigError, TrainerError
+from trainer.errors import CheckpointError, ConfigError
+from trainer.tensor_files import read_tensors
 
 SHAPES = {"a": (2, 3), "b": (4,)}
 
@@ -33,8 +34,6 @@ def tensors(fill: float) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tenso
 
 
 def save(store: Store, step: int, fill: float = 0.0) -> Path:
-    beside = store.begin(step)
-    files = write_tensors(beside, *tensors(fill))
     state: dict[str, Any] = {
         "step": step,
         "batches": step,
@@ -42,7 +41,9 @@ def save(store: Store, step: int, fill: float = 0.0) -> Path:
         "data": {"sha256": ""},
         "drafter": {},
     }
-    path = store.complete(beside, files, state)
+    beside = store.begin(step, state)
+    seal(beside, write_state(beside, *tensors(fill)))
+    path = store.claim(step)
     assert not path.exists()  # also where another history had one of this name
     store.publish(beside, path)
     return path
@@ -142,8 +143,8 @@ def test_only_the_last_ones_stay(folder: Path) -> None:
     store = Store(folder, 2)
     for step in (1, 2, 3, 4):
         save(store, step)
-    assert names(folder) == ["step-00000003", "step-00000004"]
     store.close()
+    assert names(folder) == ["step-00000003", "step-00000004"]
 
 
 def test_a_history_that_was_left_is_set_aside_whole(folder: Path) -> None:
@@ -167,8 +168,7 @@ def test_a_history_that_was_left_is_set_aside_whole(folder: Path) -> None:
 
 def test_a_half_written_one_is_no_checkpoint_and_is_swept(folder: Path) -> None:
     store = Store(folder, 3)
-    beside = store.begin(5)
-    write_tensors(beside, *tensors(0))
+    write_state(store.begin(5, {}), *tensors(0))
     assert list_checkpoints(folder) == []
     store.close()
     assert names(folder) == []
@@ -186,5 +186,3 @@ def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be used"):
         Store(tmp_path / "file" / "checkpoints", 3)
-    with pytest.raises(TrainerError, match="cannot be written"):
-        write_tensors(tmp_path / "absent", *tensors(0))

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 from demo_parts import TINY, call, call_apart
+from pipeline_support import write_state
 
-from trainer.checkpoint import Store, write_tensors
+from trainer.checkpoint import Store, seal
 from trainer.demo.target import build
 from trainer.demo.tokenizer import MASK
 from trainer.drafter import Drafter
@@ -25,8 +26,6 @@ def save(store: Store, drafter: Drafter, step: int) -> None:
     """A checkpoint as the trainer writes it."""
     weights = {name: t.detach().float() for name, t in drafter.state_dict().items()}
     moments = {f"{kind}.{n}": torch.zeros_like(t) for kind in ("exp_avg", "exp_avg_sq") for n, t in weights.items()}
-    beside = store.begin(step)
-    files = write_tensors(beside, weights, moments)
     state = {
         "step": step,
         "batches": step,
@@ -34,7 +33,9 @@ def save(store: Store, drafter: Drafter, step: int) -> None:
         "data": {"sha256": ""},
         "drafter": drafter.config.to_hf(),
     }
-    store.publish(beside, store.complete(beside, files, state))
+    beside = store.begin(step, state)
+    seal(beside, write_state(beside, weights, moments))
+    store.publish(beside, store.claim(step))
 
 
 @pytest.fixture(scope="module")

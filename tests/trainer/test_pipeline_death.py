@@ -1,4 +1,4 @@
-"""Processes that die: targets come back, a drafter ends the run, a launcher takes everybody with it."""
+"""Processes that die: targets come back, a fault that comes again ends the run, a launcher takes everybody with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pipeline_support import Run, children_of, write_samples  # type: ignore[import-not-found]
+from pipeline_support import Run, worker_pid, write_samples  # type: ignore[import-not-found]
 
 from trainer.checkpoint import list_checkpoints
 from trainer.plan_record import audit
@@ -36,13 +36,6 @@ def nothing_new_in_shm(before: set[Path], within: float = 20) -> bool:
             return False
         time.sleep(0.05)
     return True
-
-
-def worker_pid(run: Run, name: str) -> int:
-    """Of the newest life of a worker, by its command line."""
-    found = [pid for pid, line in children_of(run.running[-1].pid) if name in line]
-    assert found, run.log
-    return found[-1]
 
 
 def test_two_and_two_with_a_target_killed_then_the_launcher_then_one_and_one(
@@ -90,25 +83,31 @@ def test_two_and_two_with_a_target_killed_then_the_launcher_then_one_and_one(
     assert run.metrics()[-1]["step"] == run.metrics()[-1]["total"]
 
 
-def test_a_drafter_that_dies_and_a_loss_that_is_not_finite_end_the_run(
+def test_a_drafter_that_dies_again_and_a_loss_that_is_not_finite_end_the_run(
     make_run: Callable[..., Run], tmp_path: Path
 ) -> None:
     data = write_samples(tmp_path / "data.jsonl", 400)
-    dies, diverges = make_run("dies", data=data), make_run("diverges", data=data)
+    dies, diverges = make_run("dies", data=data, **{"train.average_every": 10**6}), make_run("diverges", data=data)
     launcher = dies.start()
     other = diverges.start("train.lr=1e30", "train.warmup=0", "train.clip=1e30")  # both at once: half the time
     dies.until(dies.metrics)
     pids = dies.workers()
     os.kill(worker_pid(dies, "drafter0"), signal.SIGSEGV)
+    dies.until(lambda: "event=drafters_back life=1" in dies.log)
+    assert "cause=drafter0_was_killed_by_SIGSEGV worker=drafter0 life=1 step=0 " in dies.log
+    pids += dies.workers()
+    os.kill(worker_pid(dies, "drafter0"), signal.SIGSEGV)
     assert launcher.wait(60) == 1, dies.log
     assert gone(pids)
-    assert "drafter0 was killed by SIGSEGV" in dies.log
+    assert "drafter0 was killed by SIGSEGV (the same fault twice without a new average between)" in dies.log
     assert "next:  read its log" in dies.log
-    assert [p.parent.name for p in (dies.attempt / "errors").glob("*/error.json")] == ["drafter0"]
+    errors = sorted(p.parent.name for p in (dies.attempt / "errors").glob("*/error.json"))
+    assert errors == ["drafter0", "drafter0.life1"]
 
     assert other.wait(120) == 4, diverges.log
     assert "error: the" in diverges.log
     assert "Traceback" not in diverges.log
+    assert "drafters_restart" not in diverges.log
     assert list_checkpoints(diverges.checkpoints) == []
     message = json.loads((diverges.attempt / "errors" / "drafter0" / "error.json").read_text())["message"]["message"]
-    assert message.startswith("NonFiniteError: the ")
+    assert message.startswith("NonFiniteError: ")

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline_support import REPO, Run  # type: ignore[import-not-found]
+from pipeline_support import REPO, Run, write_state  # type: ignore[import-not-found]
 
-from trainer.checkpoint import WEIGHTS, Store, write_tensors
+from trainer.checkpoint import WEIGHTS, Store, seal
 from trainer.errors import ConfigError
+from trainer.state_layout import drafter_shapes
 from trainer.target_files import read_target
 
 
@@ -49,12 +50,13 @@ def fake_checkpoints(run: Run, *steps: int) -> list[Path]:
 def fake_checkpoint(store: Store, step: int) -> Path:
     import torch
 
-    beside = store.begin(step)
-    files = write_tensors(beside, {"a": torch.zeros(1)}, {"exp_avg.a": torch.zeros(1), "exp_avg_sq.a": torch.zeros(1)})
     base = {"number": 0, "epoch": 0, "trained": []}
     plan = {"seed": 0, "batch_size": 4, "buckets": [32, 64], "base": base}
     full = {"step": step, "batches": step, "plan": plan, "data": {"sha256": ""}, "drafter": {}, "threads": 1}
-    path = store.complete(beside, files, full)
+    beside = store.begin(step, full)
+    one = torch.zeros(1)
+    seal(beside, write_state(beside, {"a": one}, {"exp_avg.a": one, "exp_avg_sq.a": one}))
+    path = store.claim(step)
     store.publish(beside, path)
     return path
 
@@ -114,7 +116,11 @@ def test_a_config_of_another_vocabulary_than_the_weights_is_refused(tiny_target:
 
 def test_a_ring_that_does_not_fit_says_how_much_is_needed(make_run: Callable[..., Run]) -> None:
     run = make_run(**{"ring.slots": 10**9})
-    refused(run, 2, "the ring cannot be made", "bytes are free there", "bytes are needed", "ring.slots")
+    says = ("bytes of shared memory are needed, the file system has", "the ring ", "averages", "ring.slots")
+    refused(run, 2, *says)
+    code, out = check(run)
+    assert (code, out["errors"][0]["exit_code"]) == (2, 2)
+    assert says[0] in out["errors"][0]["what"]
 
 
 def test_a_folder_that_cannot_be_written_is_told(make_run: Callable[..., Run]) -> None:
@@ -136,8 +142,11 @@ def test_check_says_what_it_takes(make_run: Callable[..., Run], tiny_target: Pat
 
     drafter = Drafter(drafter_geometry(load_config(run.config), read_target(str(tiny_target))))
     parameters = sum(p.numel() for p in drafter.parameters())
+    shapes = drafter_shapes(drafter.config)
+    assert shapes == {name: tuple(p.shape) for name, p in drafter.named_parameters()}
     assert needs["drafter_parameters"] == parameters
-    assert needs["average_bytes"] == 24 * parameters
+    assert 24 * parameters <= needs["average_bytes"] <= 24 * parameters + 6 * 4096
+    assert needs["shared_bytes"] == needs["ring_bytes"] + needs["average_bytes"]
     assert needs["checkpoint_bytes"] == 12 * parameters
     assert needs["ring_bytes"] > 6 * 4 * 64 * 64 * 4
     assert needs["target_bytes_per_worker"] > (tiny_target / "model.safetensors").stat().st_size

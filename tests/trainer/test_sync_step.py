@@ -18,7 +18,7 @@ from pipeline_support import REPO, Run, write_samples  # type: ignore[import-not
 
 from trainer.checkpoint import WEIGHTS, list_checkpoints
 from trainer.plan_record import audit
-from trainer.scheduler import Average, Commit, Fill, Join, Phase, Scheduler, Train
+from trainer.scheduler import Average, Commit, Fill, Join, Phase, Save, Scheduler, Train
 
 
 @pytest.mark.slow
@@ -99,9 +99,10 @@ def test_who_has_no_anchor_takes_part_and_a_skip_is_everybodys(tmp_path: Path) -
     every=st.integers(1, 4),
     schedule=st.sampled_from(["ready", "fixed"]),
     stop_at=st.none() | st.integers(0, 120),
+    falls=st.sets(st.integers(0, 120), max_size=4),
 )
 def test_steps_are_collective_whatever_comes_first(
-    seed: int, drafters: int, total: int, every: int, schedule: str, stop_at: int | None
+    seed: int, drafters: int, total: int, every: int, schedule: str, stop_at: int | None, falls: set[int]
 ) -> None:
     rng = random.Random(seed)
     names = tuple(f"drafter{i}" for i in range(drafters))
@@ -112,9 +113,16 @@ def test_steps_are_collective_whatever_comes_first(
     for name in names:
         s.drafter_asks(name)
     s.target_asks("target0")
+    committed = 0
     for moment in range(5000):
         if moment == stop_at:
             s.stop()
+        if moment in falls and s.phase in (Phase.RUN, Phase.AVERAGING):  # a drafter died: all begin anew
+            s.drafters_died()
+            del steps[committed:]
+            doing = dict.fromkeys(names)
+            for name in names:
+                s.drafter_asks(name)
         for action in s.decide():
             if isinstance(action, Fill):
                 filling.append(action)
@@ -124,7 +132,9 @@ def test_steps_are_collective_whatever_comes_first(
             elif isinstance(action, Average):
                 assert not any(doing.values())
                 doing = dict.fromkeys(names, action)
-            elif isinstance(action, Commit) and action.save:
+            elif isinstance(action, Commit):
+                committed = len(steps)
+            elif isinstance(action, Save):
                 s.saved()
         if s.phase is Phase.ENDED:
             break
