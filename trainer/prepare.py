@@ -147,7 +147,7 @@ def prepare(
             f"{config.data.path} against {chosen.path}",
             "put the old data back, or begin anew in another checkpoints folder (deploy --fresh does)",
         )
-    if config.readers and index.whole:
+    if config.readers and index.whole and whole:
         check_features(Path(config.features.path or ""), identity_of(target, drafter, index, config))
     notes += [*hub_notes, *target.notes, *corpus.notes, *_notes(config, index, chosen)]
     if start is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from trainer.checkpoint import MOMENTS, WEIGHTS, list_checkpoints
 from trainer.config import load_config
 from trainer.errors import ConfigError, DataError
 from trainer.feature_reader import FeatureReader
+from trainer.feature_writer import _Writer
 from trainer.features import MANIFEST, fingerprint, read_manifest
 from trainer.plan_record import audit
 from trainer.prepare import prepare
@@ -30,28 +32,17 @@ pytestmark = pytest.mark.slow
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 #: 80 samples of 12 to 60 tokens of 64 floats: six shards or so.
 SHARD = ["--shard-mib", "0.125"]
-#: Runs the command in a process that is killed once two shards are there, or that kills a target in its first batch.
+#: Runs the command in a process that kills itself right behind its second shard, before the manifest knows of it.
 DRIVER = """
 import os, signal, sys
 from trainer import feature_writer
 from trainer.cli import main
-writer, how = feature_writer._Writer, sys.argv[1]
-before = writer._closed if how == "itself" else writer._give
 def closed(self, whole):
-    if len(self.manifest.shards) == 2:
+    if len(self.manifest.shards) == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     before(self, whole)
-def give(self):
-    before(self)
-    for name in list(self.given)[:1]:
-        worker = self.crew[name]
-        if worker.life == 0:
-            os.kill(worker.pid, signal.SIGKILL)
-if how == "itself":
-    writer._closed = closed
-else:
-    writer._give = give
-sys.exit(main(["features", *sys.argv[2:]]))
+before, feature_writer._Writer._closed = feature_writer._Writer._closed, closed
+sys.exit(main(["features", *sys.argv[1:]]))
 """
 
 
@@ -133,20 +124,43 @@ def test_a_run_from_disk_equals_the_run_with_its_target_bit_for_bit(root: Path, 
         assert (last[0] / name).read_bytes() == (last[1] / name).read_bytes(), f"{name} differs"
 
 
-def test_killed_at_a_bad_moment_then_with_a_target_killed_it_ends_with_the_same_bytes(
-    root: Path, tmp_path: Path
+def test_killed_then_stopped_then_with_a_target_killed_it_ends_with_the_same_bytes(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "features"
     (tmp_path / "driver.py").write_text(DRIVER)
     arguments = ["--config", root / "run.json", "--out", out, *SHARD]
-    killed = python(tmp_path / "driver.py", "itself", *arguments)
+    killed = python(tmp_path / "driver.py", *arguments)
     assert killed.returncode == -9
     manifest = read_manifest(out)
-    assert manifest is not None and not manifest.complete and len(manifest.shards) == 2
+    assert manifest is not None and not manifest.complete and len(manifest.shards) == 1
+    assert len(list(out.glob("shard-*"))) >= 2
     with pytest.raises(DataError, match="not all there") as caught:
         prepared(root, f"features.path={out}")
     assert caught.value.exit_code == 6 and "go on writing" in caught.value.next
-    done = python(tmp_path / "driver.py", "target", *arguments)
+
+    own_closed, own_give = _Writer._closed, _Writer._give
+
+    def stop_after(self: Any, whole: object) -> None:
+        own_closed(self, whole)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def kill_in_the_first_batch(self: Any) -> None:
+        own_give(self)
+        for name in list(self.given):
+            if self.crew[name].life == 0:
+                os.kill(self.crew[name].pid, signal.SIGKILL)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_Writer, "_closed", stop_after)
+        stopped = call("features", *arguments)
+    assert stopped.returncode == 3 and "the same command goes on" in stopped.stdout
+    manifest = read_manifest(out)
+    assert manifest is not None and not manifest.complete and len(manifest.shards) >= 2
+    assert not list(out.glob(".*.partial"))
+    with monkeypatch.context() as patched:
+        patched.setattr(_Writer, "_give", kill_in_the_first_batch)
+        done = call("features", *arguments, "--set", 'workers.target_devices=["cpu","cpu"]')
     assert done.returncode == 0, done.stderr + done.stdout
     assert "event=worker_exit worker=target0 life=0 exitcode=-9" in done.stdout
     there = {p.name: p.read_bytes() for p in out.iterdir()}

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Continue every prompt twice, speculatively with the drafter and plainly by the target alone, and compare. "
         "Exit code 1 if a single token differs (but for --allow-mismatch), or with --least-tau."
     )
-    parser.add_argument("--target", type=Path, required=True, help="folder of the target")
+    parser.add_argument("--target", required=True, help="folder of the target, or its hub id")
     parser.add_argument(
         "--drafter", type=Path, required=True, help="exported drafter, checkpoint, or checkpoints folder"
     )
@@ -155,19 +155,21 @@ def _evaluate(args: argparse.Namespace) -> dict[str, Any]:
         from trainer.drafter import Drafter
         from trainer.drafter_source import open_source
         from trainer.evaluate import evaluate, merged, warm_up
+        from trainer.hub import target_folder
         from trainer.target import load_target
 
         torch.set_num_threads(threads)
         own_progress_only()
         source = open_source(args.drafter)
         dtype = getattr(torch, args.dtype)
-        target = load_target(args.target, dtype=dtype, device=args.device)
+        folder = target_folder(args.target)
+        target = load_target(folder, dtype=dtype, device=args.device)
         drafter = Drafter(source.config)
         drafter.load_state_dict(dict(source.state))
         drafter.to(device=args.device, dtype=dtype).eval()
         room = int(getattr(target.config, "max_position_embeddings", 1 << 31)) - args.max_new
-        skipped += _tokenised(sets, args.target, target.vocab_size, room, args.skip_bad)
-        ends = end_tokens(args.target)
+        skipped += _tokenised(sets, folder, target.vocab_size, room, args.skip_bad)
+        ends = end_tokens(folder)
         warm_up(target, drafter, sets[0].ids[0], args.max_new)
         bar.start()
         reports, done, tokens, tau = [], 0, 0, 0.0

@@ -14,9 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "goes on from its weights. Nothing is written."
     )
     parser.add_argument("drafter", type=Path, help="folder with config.json and model.safetensors")
-    parser.add_argument(
-        "--target", type=Path, default=None, help="folder of the target that it is for; compared with it"
-    )
+    parser.add_argument("--target", default=None, help="folder or hub id of its target; compared with it")
     parser.add_argument("--json", action="store_true", help="the last line of the output is a JSON object")
 
 
@@ -60,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _compared(target: Path, config: Any) -> list[str]:
+def _compared(target: str, config: Any) -> list[str]:
     """Notes on the pair.
 
     Raises:
@@ -68,9 +66,10 @@ def _compared(target: Path, config: Any) -> list[str]:
     """
     from trainer.drafter_start import start_notes
     from trainer.errors import ConfigError
+    from trainer.hub import target_folder
     from trainer.target_files import read_target
 
-    facts = read_target(str(target))
+    facts = read_target(str(target_folder(target)))
     inner = facts.raw.get("text_config")
     text = inner if isinstance(inner, dict) else facts.raw
     differ = [
