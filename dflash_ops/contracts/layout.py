@@ -111,6 +111,10 @@ class Layout:
         return self.run / "overlay.json"
 
     @property
+    def learned(self) -> Path:
+        return self.run / "learned.json"
+
+    @property
     def resident_pid(self) -> Path:
         return self.run / "resident.json"
 

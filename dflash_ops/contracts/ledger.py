@@ -48,8 +48,8 @@ class Tried:
 class Case:
     """One fingerprint.
 
-    `step` = the furthest step at which it struck, None before the first one. `attempts` = those that it ended, newest
-    last. `tried` = what was done since a step beyond that was last reached.
+    `step` = the furthest step that was known when it struck, None before the first one ever. `attempts` = those that
+    it ended, newest last. `tried` = what was done since a step beyond that was last reached.
     """
 
     fingerprint: str

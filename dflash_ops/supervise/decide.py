@@ -224,8 +224,9 @@ def _order(
     )
     ends_first = rule.starts and s.state in LIVE_STATES
     case = ledger.cases.get(problem.fingerprint)
-    furthest = [x for x in (problem.step, case.step if case is not None else None, s.resumed_step) if x is not None]
-    past = max(furthest, default=None)
+    # Beyond the last step that was ever reached: what only came back as far as before has proven nothing.
+    known = (problem.step, case.step if case is not None else None, s.resumed_step, ledger.mark)
+    past = max((x for x in known if x is not None), default=None)
     return replace(
         base,
         verdict=Verdict.ACT,

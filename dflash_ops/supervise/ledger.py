@@ -86,7 +86,9 @@ def _checkpoints_aside(ledger: Ledger, event: Event) -> Ledger:
 
 def _diagnosed(ledger: Ledger, event: Event) -> Ledger:
     key = str(event.data.get("fingerprint") or "")
-    step = _whole(event.data.get("step"))
+    # Before the first step: what comes next must get beyond all that was ever reached, not merely begin.
+    said = _whole(event.data.get("step"))
+    step = said if said is not None else ledger.mark
     old = ledger.cases.get(key) or Case(key, first_t=event.t)
     seen = event.attempt is not None and event.attempt in old.attempts
     case = replace(

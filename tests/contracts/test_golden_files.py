@@ -34,6 +34,7 @@ from dflash_ops.contracts import (
 from dflash_ops.errors import ContractError
 from dflash_ops.resident.daemon import LoopRecord
 from dflash_ops.resident.scan import MetricsScanner
+from dflash_ops.supervise.learned import Learned
 
 DATA = Path(__file__).parent.parent / "data" / "contracts"
 DOC = Path(__file__).parent.parent.parent / "docs" / "contracts.md"
@@ -45,6 +46,7 @@ RECORDS: dict[str, type[Any]] = {
     "decision.json": Decision,
     "ledger.json": Ledger,
     "finding.json": Finding,
+    "learned.json": Learned,
     "start.json": StartRecord,
     "exit.json": ExitRecord,
     "stop.json": StopRecord,

@@ -220,9 +220,9 @@ class Laws:
             self.stopped = False
         elif event.event == "diagnosed":
             key = data["fingerprint"]
-            if data["step"] is not None:
-                self.step_of[key] = max(data["step"], self.step_of.get(key, -1))
-                self.furthest = max(self.furthest, data["step"])
+            self.furthest = max(self.furthest, -1 if data["step"] is None else data["step"])
+            at = self.furthest if data["step"] is None else data["step"]
+            self.step_of[key] = max(at, self.step_of.get(key, -1))
             self.last_of[key] = max(attempt or 0, self.last_of.get(key, -1))
         elif event.event == "progress":
             for key in {k for k, _ in self.intents} | set(self.starts):

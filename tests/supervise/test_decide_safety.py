@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from supervise_support import PLAYBOOKS, T0, Book, Laws, policies, situations
@@ -13,7 +14,8 @@ from dflash_ops.contracts import Ledger, Verdict
 from dflash_ops.supervise.decide import decide
 from dflash_ops.supervise.notice import held, notice
 
-ROUNDS = 100_000
+#: In parts, so that several processes can share them.
+ROUNDS, PARTS = 100_000, 4
 
 
 def history(rng: random.Random, rounds: int, seen: Counter[str]) -> int:
@@ -68,16 +70,17 @@ def history(rng: random.Random, rounds: int, seen: Counter[str]) -> int:
     return rounds
 
 
-def test_a_hundred_thousand_random_evidences_give_no_unsafe_action() -> None:
-    rng = random.Random(20251129)
+@pytest.mark.parametrize("seed", range(PARTS))
+def test_a_hundred_thousand_random_evidences_give_no_unsafe_action(seed: int) -> None:
+    rng = random.Random(20251129 + seed)
     seen: Counter[str] = Counter()
     done = 0
-    while done < ROUNDS:
+    while done < ROUNDS // PARTS:
         done += history(rng, 60, seen)
     # The worlds are not so poor that nothing is ever done in them.
     acts = {name.split(" ")[1]: count for name, count in seen.items() if name.startswith("act ")}
     assert len(acts) >= 15, acts
-    assert sum(acts.values()) > ROUNDS / 50
+    assert sum(acts.values()) > done / 50
     for verdict in Verdict:
         assert any(name.startswith(verdict.value) for name in seen), verdict
 

@@ -22,7 +22,9 @@ from dflash_ops.contracts import (
 )
 from dflash_ops.supervise.decide import decide
 from dflash_ops.supervise.notice import held, notice
+from dflash_ops.supervise.problem import CONDITIONS
 from dflash_ops.supervise.situation import CheckpointSeen, Situation
+from dflash_ops.triage.predicates import PREDICATES
 
 ACT = Policy("act")
 FX = "fx_dynamo_conflict"
@@ -442,3 +444,22 @@ def test_outcomes_are_all_reachable_words() -> None:
     assert {o.value for o in Outcome} == {
         "intended", "done", "failed", "interrupted", "useless", "changed", "worse", "verified",
     }  # fmt: skip
+
+
+def test_every_condition_of_a_step_that_may_run_by_itself_is_one_that_code_knows() -> None:
+    unknown = {
+        (kind.id, remedy.when)
+        for kind in PLAYBOOKS.kinds.values()
+        for remedy in kind.remedies
+        if remedy.grade == "A" and remedy.when and remedy.when not in CONDITIONS and remedy.when not in PREDICATES
+    }
+    assert unknown == set()
+
+
+def test_an_xid_of_the_hardware_is_no_case_for_a_restart() -> None:
+    contained = crashed("gpu_ecc_error", step=3)
+    assert contained.diagnosis is not None
+    assert Job().look(contained).action == "restart"
+    line = EvidenceLine("NVRM: Xid (PCI:0000:18:00): 48, pid=41, Double Bit ECC Error", 3, "kernel")
+    bad = replace(contained, diagnosis=replace(contained.diagnosis, evidence=(line,)))
+    assert Job().look(bad).verdict is Verdict.HOLD
