@@ -21,8 +21,14 @@ from dflash_ops.errors import ContractError
 T = TypeVar("T")
 
 
+#: What is its own JSON value: asked first, since most values are.
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+
+
 def to_dict(value: Any) -> Any:
     """Dataclasses, enums, tuples and mappings as plain JSON values."""
+    if type(value) in _PLAIN:
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Enum):

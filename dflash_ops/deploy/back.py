@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dflash_ops.contracts import Snapshot, State, from_dict, to_dict
-from dflash_ops.deploy import spec, transfer
+from dflash_ops.deploy import spec
 from dflash_ops.deploy.decide import Options, refusal, worth_going_back
 from dflash_ops.deploy.operation import Operation
 from dflash_ops.deploy.result import Result
@@ -228,11 +228,15 @@ class Rollback(Operation):
         return failed
 
     def _connect(self) -> None:
-        request = {"root": self.job.root, "release": None, "resident": self.pack.id}
-        with self.stages.stage("connect", f"asking {self.host.name} what is there") as stage:
-            probe = from_dict(Probe, self.ask("probe", request, deadline=ASK_S), "probe")
+        with (
+            self.stages.stage("connect", f"asking {self.host.name} what is there") as stage,
+            self.question(None, deadline=ASK_S) as upload,
+        ):
+            probe = from_dict(Probe, upload.said, "probe")
             if not probe.resident:
-                transfer.send(self.host, self.python, self.pack, self.job.root, None, resident=True)
+                upload.send(release=False, resident=True)
+            else:
+                upload.end()
             self.found()
             state = probe.snapshot.state if probe.snapshot is not None else State.UNKNOWN
             stage.done(f"current is {probe.current or 'no release'}, the job is {state.value}")

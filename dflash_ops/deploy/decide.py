@@ -49,9 +49,10 @@ class Steps:
 
     @property
     def execs(self) -> int:
-        """Commands that are run on the machine: connect, preflight, start and watch, and one for each of these."""
-        send = self.send_resident or self.send_release
-        return 4 + sum((send, self.make_venv, self.gate, self.stop, self.aside))
+        """Commands that are run on the machine: connect (which takes what is sent), preflight, start and watch, and one
+        for each of these.
+        """
+        return 4 + sum((self.make_venv, self.gate, self.stop, self.aside))
 
 
 class Refused(PreflightError):

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
 from dflash_ops.client import JobClient
-from dflash_ops.deploy import boot
+from dflash_ops.deploy import boot, transfer
+from dflash_ops.deploy.release import Built
 from dflash_ops.deploy.transfer import Pack, build_pack
-from dflash_ops.hosts.base import Completed, Host
+from dflash_ops.hosts.base import Completed, Conversation, Host
 from dflash_ops.inventory import Job
 from dflash_ops.view.stages import Stages
+
+PROBE = "dflash_ops.resident.probe"
 
 #: Shortest secret that is looked for in texts: a shorter one would blot out half of them.
 SHORTEST = 4
@@ -37,6 +41,10 @@ class Counted:
     ) -> Completed:
         self.execs += 1
         return self._host.run(argv, deadline=deadline, stdin=stdin, env=env, cwd=cwd)
+
+    def converse(self, argv: Sequence[str], *, deadline: float) -> AbstractContextManager[Conversation]:
+        self.execs += 1
+        return self._host.converse(argv, deadline=deadline)
 
     def stream(self, argv: Sequence[str], *, idle: float, stdin: bytes | None = None) -> Iterator[bytes]:
         self.execs += 1
@@ -98,6 +106,23 @@ class Operation:
             request,
             deadline=deadline,
             at=self.at,
+        )
+
+    def question(self, built: Built | None, *, deadline: float, **more: Any) -> AbstractContextManager[transfer.Upload]:
+        """What is there (`more`: fields of resident/probe.py's request), on an exec that takes what is lacking then.
+
+        Raises:
+            HostError, DflashError: as `boot.talk`.
+        """
+        request = {
+            "root": self.job.root,
+            "release": built.manifest if built is not None else None,
+            "resident": self.pack.id,
+            "resident_bytes": len(self.pack.content),
+            **more,
+        }
+        return transfer.question(
+            self.host, self.python, self.pack, PROBE, request, built, root=self.job.root, deadline=deadline
         )
 
     def mask(self, text: str) -> str:

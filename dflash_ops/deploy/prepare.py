@@ -6,18 +6,20 @@ here, and all that is wrong is told at once.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from dflash_ops.client import Seen
 from dflash_ops.contracts import JobSpec, from_dict, to_dict
-from dflash_ops.deploy import boot, spec, transfer
+from dflash_ops.deploy import boot, spec
 from dflash_ops.deploy.decide import Options, Steps, busy, clock, decide, describe, refusal
 from dflash_ops.deploy.lock import read_lock
 from dflash_ops.deploy.operation import Operation
 from dflash_ops.deploy.release import Built
 from dflash_ops.deploy.result import Result
+from dflash_ops.deploy.transfer import Upload
 from dflash_ops.errors import DflashError, PreflightError
 from dflash_ops.hosts.base import Host
 from dflash_ops.inventory import Job
@@ -84,15 +86,17 @@ class Preparation(Operation):
             JobBusy, PreflightError, ...: refused, and with `plan` only kept for `say_plan`.
         """
         built = self._plan()
-        probe = self._connect(built)
-        steps = decide(probe, self.options, self._topology(), can_gate=self._can_gate())
-        self._refuse(busy(probe, self.options, self.job.name, self.where))
-        try:
-            self._send(built, probe, steps)
-        except PreflightError as error:
-            # The place cannot be written. What else is wrong is asked as well, so that it is all told at once.
-            _, checks = self._preflight(self._request(built, probe, steps, sent=False))
-            raise refusal(tuple(checks), self.where) or error from error
+        # One exec asks, and takes what is lacking once all that can be refused by then was.
+        with contextlib.ExitStack() as stack:
+            probe, upload = self._connect(built, stack)
+            steps = decide(probe, self.options, self._topology(), can_gate=self._can_gate())
+            self._refuse(busy(probe, self.options, self.job.name, self.where))
+            try:
+                self._send(built, probe, steps, upload)
+            except PreflightError as error:
+                # The place cannot be written. What else is wrong is asked as well, so that it is all told at once.
+                _, checks = self._preflight(self._request(built, probe, steps, sent=False))
+                raise refusal(tuple(checks), self.where) or error from error
         self._venv(probe, steps)
         request = self._request(built, probe, steps, sent=not self.options.plan)
         config_name, checks = self._preflight(request)
@@ -134,17 +138,12 @@ class Preparation(Operation):
                 stage.done(f"release {built.release.id}: {count}, {size(built.bytes)}, {built.release.source}")
         return built
 
-    def _connect(self, built: Built | None) -> Probe:
-        request = {
-            "root": self.job.root,
-            "release": to_dict(built.release) if built else None,
-            "resident": self.pack.id,
-            "venv": {"python": self.job.venv.python, "lock": self.lock} if self.job.venv is not None else None,
-        }
+    def _connect(self, built: Built | None, stack: contextlib.ExitStack) -> tuple[Probe, Upload]:
+        venv = {"python": self.job.venv.python, "lock": self.lock} if self.job.venv is not None else None
         with self.stages.stage("connect", f"asking {self.host.name} what is there") as stage:
             before = time.time()
-            said = self.ask("probe", request, deadline=PROBE_S)
-            probe = from_dict(Probe, said, "probe")
+            upload = stack.enter_context(self.question(built, deadline=PROBE_S, venv=venv))
+            probe = from_dict(Probe, upload.said, "probe")
             after = time.time()
             self.clock, self.offset = clock(probe.now, before, after), probe.now - (before + after) / 2
             state = describe(probe.snapshot, probe.now) if probe.snapshot is not None else "nothing was started yet"
@@ -155,9 +154,9 @@ class Preparation(Operation):
             self.found()
         if error := probe.venv.get("error"):
             raise PreflightError(str(error["what"]), f"{self.host.name}: {error['where']}", str(error["next"]))
-        return probe
+        return probe, upload
 
-    def _send(self, built: Built | None, probe: Probe, steps: Steps) -> None:
+    def _send(self, built: Built | None, probe: Probe, steps: Steps, upload: Upload) -> None:
         send = built if steps.send_release else None
         only = probe.lacking if send else ()
         self.result.files = len(only)
@@ -170,22 +169,17 @@ class Preparation(Operation):
             parts.append(f"release {send.release.id} ({some}{counted(len(send.release.files), 'file')})")
         what = f"{' and '.join(parts)}, {size(self.result.bytes)}" if parts else "everything is there already"
         if self.options.plan:
+            upload.end()
             self.stages.note(f"send: would send {what}" if parts else f"send: {what}")
             return
         with self.stages.stage("send", what) as stage:
             if parts:
-                sent = transfer.send(
-                    self.host,
-                    self.python,
-                    self.pack,
-                    self.job.root,
-                    send,
-                    only=only,
-                    resident=steps.send_resident,
-                    on_bytes=stage.bytes,
-                    at=self.at,
+                sent = upload.send(
+                    release=send is not None, only=only, resident=steps.send_resident, on_bytes=stage.bytes
                 )
                 self.result.files, self.result.bytes, self.result.kept = sent.files, sent.bytes, sent.kept
+            else:
+                upload.end()
             stage.done(what)
         self.found()
 

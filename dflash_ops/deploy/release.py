@@ -12,9 +12,11 @@ import stat
 import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from dflash_ops.contracts import FileEntry, Release, release_id
+from dflash_ops.contracts import FileEntry, Release, release_id, to_dict
 from dflash_ops.deploy.ignore import Ignores, walk
 from dflash_ops.errors import ReleaseError
 
@@ -30,6 +32,9 @@ PIECE = 1 << 18
 
 _BLOCK = 512
 
+#: Longest name that a ustar header holds in one field.
+_NAME = 100
+
 
 @dataclass(frozen=True)
 class Built:
@@ -38,9 +43,14 @@ class Built:
     release: Release
     paths: tuple[Path, ...]
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         return sum(f.size for f in self.release.files)
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """The release as JSON values, as it is sent."""
+        return dict(to_dict(self.release))
 
     def stream_bytes(self, only: Iterable[int] | None = None) -> int:
         """Bytes of file content and padding in the tar stream, for a progress bar (headers are not counted)."""
@@ -68,9 +78,10 @@ def build(
     if not folder.is_dir():
         raise ReleaseError("the source of the release is no folder", str(folder), "correct `source` in the inventory")
     entries: list[tuple[FileEntry, Path]] = []
-    total = 0
+    total, cut = 0, len(str(folder / "x")) - 1
     for path in walk(folder, Ignores.around(folder) if ignores else None, IGNORED, IGNORED_SUFFIXES):
-        total += path.lstat().st_size  # before it is read: weights would be hashed for minutes first
+        info = path.lstat()
+        total += info.st_size  # before it is read: weights would be hashed for minutes first
         if total > max_bytes:
             raise ReleaseError(
                 f"the source holds more than {max_bytes >> 20} MiB; a release is code, not weights or environments",
@@ -78,7 +89,7 @@ def build(
                 "point `source` at the code alone (.dflashignore names what stays behind, as .gitignore does), and "
                 "name data and weights by their path in the container",
             )
-        entries.append((_entry(path, folder, prefix), path))
+        entries.append((_entry(path, folder, str(path)[cut:], prefix, info), path))
     if not entries:
         raise ReleaseError("the source of the release holds no file", str(folder), "correct `source` in the inventory")
     entries.sort(key=lambda e: e[0].path)
@@ -87,15 +98,13 @@ def build(
     return Built(release, tuple(p for _, p in entries))
 
 
-def _entry(path: Path, folder: Path, prefix: str) -> FileEntry:
-    relative = path.relative_to(folder).as_posix()
+def _entry(path: Path, folder: Path, relative: str, prefix: str, info: os.stat_result) -> FileEntry:
     try:
         relative.encode()
     except UnicodeEncodeError:
         raise ReleaseError("a file name in the release is not UTF-8", repr(str(path)), "rename the file") from None
     name = f"{prefix}/{relative}" if prefix else relative
     try:
-        info = path.lstat()
         if stat.S_ISLNK(info.st_mode):
             target = str(path.readlink())
             _refuse_outside(path, target, folder)
@@ -104,7 +113,7 @@ def _entry(path: Path, folder: Path, prefix: str) -> FileEntry:
             raise ReleaseError(
                 "the release holds something that is neither a file nor a link", str(path), "remove it from the source"
             )
-        digest, size = _hash(path)
+        digest, size = _hash(path, info.st_size)
     except OSError as error:
         raise ReleaseError(f"a file of the release cannot be read: {error.strerror}", str(path)) from error
     return FileEntry(name, 0o755 if info.st_mode & 0o111 else 0o644, size, digest)
@@ -123,10 +132,12 @@ def _refuse_outside(path: Path, target: str, folder: Path) -> None:
         )
 
 
-def _hash(path: Path) -> tuple[str, int]:
+def _hash(path: Path, size: int) -> tuple[str, int]:
+    """`size`: what it is expected to be; no more room is taken for reading."""
+    room = min(size + 1, 1 << 20)
     digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
+    with open(path, "rb", buffering=0) as file:
+        while piece := file.read(room):
             digest.update(piece)
             size += len(piece)
     return digest.hexdigest(), size
@@ -147,8 +158,8 @@ def tar_stream(built: Built, prefix: str, only: Iterable[int] | None = None) -> 
             continue
         sent = 0
         try:
-            with path.open("rb") as file:
-                while piece := file.read(PIECE):
+            with open(path, "rb", buffering=0) as file:
+                while piece := file.read(min(PIECE, entry.size - sent + 1)):
                     sent += len(piece)
                     if sent > entry.size:
                         break
@@ -165,6 +176,13 @@ def tar_end() -> bytes:
 
 
 def tar_header(name: str, size: int, *, mode: int = 0o644, link: str | None = None) -> bytes:
+    """A ustar header; in front of it a pax header where name or link is long or not ASCII."""
+    if link is None and len(name) <= _NAME and name.isascii() and "\0" not in name and size < 8**11:
+        head = b"%s%07o\0" % (name.encode().ljust(_NAME, b"\0"), mode) + b"0000000\0" * 2 + b"%011o\0" % size
+        tail = (b"0" + b"\0" * 100 + b"ustar\x0000").ljust(_BLOCK - len(head) - 20, b"\0")
+        stamp = b"%011o\0" % 0
+        total = sum(head) + sum(stamp) + 8 * 32 + sum(tail)
+        return head + stamp + b"%06o\0 " % total + tail
     info = tarfile.TarInfo(name)
     info.size, info.mode = size, mode
     if link is not None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import secrets
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dflash_ops.contracts import to_dict
 from dflash_ops.deploy import boot
 from dflash_ops.deploy.release import Built, tar_end, tar_stream
 from dflash_ops.errors import TransferError
@@ -66,10 +68,95 @@ class Sent:
 
 def lacking(host: Host, python: str, pack: Pack, root: str, built: Built, *, at: str = "") -> list[int]:
     """Which files of a release must travel, as the machine says: indices."""
-    request = {"root": root, "ask": to_dict(built.release)}
+    request = {"root": root, "ask": built.manifest}
     deadline = ASK_S + built.bytes / SLOWEST_DISK
     said = boot.call(host, python, pack.content, RECEIVE, request, deadline=deadline, at=at)
     return list(said["lacking"])
+
+
+class Upload:
+    """A question that was answered, on whose exec a release and the resident may follow (see `question`).
+
+    `said` is the answer.
+    """
+
+    def __init__(
+        self,
+        talk: boot.Talk,
+        said: dict[str, Any],
+        again: Callable[..., Sent],
+        pack: Pack,
+        root: str,
+        built: Built | None,
+    ) -> None:
+        self.said = said
+        self._talk, self._again, self._pack, self._root, self._built = talk, again, pack, root, built
+
+    def send(
+        self,
+        *,
+        release: bool = True,
+        only: Sequence[int] | None = None,
+        resident: bool = False,
+        on_bytes: OnBytes | None = None,
+    ) -> Sent:
+        """Send the release that was asked about (`only`: as in `send`), the resident, or both; ends the exec.
+
+        Raises:
+            As `send`.
+        """
+        built = self._built if release else None
+        wanted = None if only is None or built is None else sorted(only)
+        request = _request(self._root, self._pack, None, wanted, resident)
+        if built is not None:
+            request["release"] = "asked"
+        pieces = chain(
+            [json.dumps(request).encode() + b"\n"], _counted(_payload(built, wanted), on_bytes, built, wanted)
+        )
+        said = self._talk.ask(pieces, deadline=_deadline(built, wanted))
+        self._talk.end()
+        if said["lacking"]:
+            wanted = sorted({*(wanted or ()), *said["lacking"]})
+            return self._again(built, only=wanted, resident=resident, on_bytes=on_bytes)
+        return _sent(built, wanted, self._pack, resident)
+
+    def end(self) -> None:
+        """Nothing is to be sent."""
+        self._talk.end()
+
+
+@contextlib.contextmanager
+def question(
+    host: Host,
+    python: str,
+    pack: Pack,
+    module: str,
+    request: Mapping[str, Any],
+    built: Built | None,
+    *,
+    root: str,
+    at: str = "",
+    deadline: float = ASK_S,
+) -> Iterator[Upload]:
+    """Ask `module` (resident.probe, or resident.receive with `ask`), on an exec that stays open for an upload.
+
+    `at`: root under which the resident is looked for; `root` without it.
+
+    Raises:
+        As `boot.talk`.
+    """
+    asking = deadline + (built.bytes if built is not None else 0) / SLOWEST_DISK
+    with boot.talk(
+        host,
+        python,
+        pack.content,
+        module,
+        {**request, "then": True},
+        at=f"{at or root}/resident/{pack.id}.pyz",
+        asking=asking,
+        deadline=asking + _deadline(built, None),
+    ) as (talk, said):
+        yield Upload(talk, said, partial(send, host, python, pack, root), pack, root, built)
 
 
 def send(
@@ -102,11 +189,7 @@ def send(
             raise TransferError(
                 "files of other releases there change while they are copied", f"{host.name}: {root}", "deploy again"
             )
-    extra = len(pack.content) if resident else 0
-    if built is None:
-        return Sent(0, extra, 0)
-    files = built.release.files if wanted is None else [built.release.files[i] for i in wanted]
-    return Sent(len(files), sum(f.size for f in files) + extra, len(built.release.files) - len(files))
+    return _sent(built, wanted, pack, resident)
 
 
 def _stream(
@@ -120,28 +203,56 @@ def _stream(
     on_bytes: OnBytes | None,
     at: str,
 ) -> dict[str, Any]:
-    request = {
-        "root": root,
-        "token": secrets.token_hex(4),
-        "release": to_dict(built.release) if built is not None else None,
-        "resident": {"id": pack.id, "size": len(pack.content), "sha256": pack.sha256} if resident else None,
-        "take": only is not None,
-    }
-    total = built.stream_bytes(only) if built is not None else 0
-
-    def payload() -> Iterator[bytes]:
-        if built is not None:
-            yield from tar_stream(built, "release", only)
-        yield tar_end()
-
     return boot.call(
         host,
         python,
         pack.content,
         RECEIVE,
-        request,
-        deadline=ASK_S + total / SLOWEST + (built.bytes if built is not None else 0) / SLOWEST_DISK,
-        payload=payload(),
-        on_bytes=(lambda sent: on_bytes(min(sent, total), total)) if on_bytes is not None else None,
+        _request(root, pack, built, only, resident),
+        deadline=_deadline(built, only),
+        payload=_counted(_payload(built, only), on_bytes, built, only),
         at="" if resident else at,
     )
+
+
+def _request(root: str, pack: Pack, built: Built | None, only: Sequence[int] | None, resident: bool) -> dict[str, Any]:
+    return {
+        "root": root,
+        "token": secrets.token_hex(4),
+        "release": built.manifest if built is not None else None,
+        "resident": {"id": pack.id, "size": len(pack.content), "sha256": pack.sha256} if resident else None,
+        "take": only is not None,
+    }
+
+
+def _payload(built: Built | None, only: Sequence[int] | None) -> Iterator[bytes]:
+    if built is not None:
+        yield from tar_stream(built, "release", only)
+    yield tar_end()
+
+
+def _deadline(built: Built | None, only: Sequence[int] | None) -> float:
+    """Seconds for an upload over the slowest way and disk."""
+    if built is None:
+        return ASK_S
+    return ASK_S + built.stream_bytes(only) / SLOWEST + built.bytes / SLOWEST_DISK
+
+
+def _counted(
+    pieces: Iterator[bytes], on_bytes: OnBytes | None, built: Built | None, only: Sequence[int] | None
+) -> Iterator[bytes]:
+    total = built.stream_bytes(only) if built is not None else 0
+    sent = 0
+    for piece in pieces:
+        yield piece
+        sent += len(piece)
+        if on_bytes is not None:
+            on_bytes(min(sent, total), total)
+
+
+def _sent(built: Built | None, only: Sequence[int] | None, pack: Pack, resident: bool) -> Sent:
+    extra = len(pack.content) if resident else 0
+    if built is None:
+        return Sent(0, extra, 0)
+    files = built.release.files if only is None else [built.release.files[i] for i in only]
+    return Sent(len(files), sum(f.size for f in files) + extra, len(built.release.files) - len(files))

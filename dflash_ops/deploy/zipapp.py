@@ -28,6 +28,7 @@ if sys.version_info < (3, 10):
     sys.exit("the resident needs Python 3.10 or newer, this is " + sys.version.split()[0])
 # By its real name: current.pyz may be switched while this runs, and modules are read from the file when first used.
 sys.path[0] = os.path.realpath(sys.path[0])
+sys.path.insert(0, sys.path[0][:-3] + sys.implementation.cache_tag + ".zip")
 sys.dont_write_bytecode = True
 from dflash_ops.resident.__main__ import main
 sys.exit(main(sys.argv[1:]))

@@ -7,6 +7,7 @@ error of its own and never an exit code.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,6 +46,21 @@ PASSPHRASE = "DFLASH_SSH_PASSPHRASE"
 SendProgress = Callable[[int, int], None]
 
 
+class Conversation(Protocol):
+    """A command that was begun by `Host.converse`: what it answers may decide what it is told next."""
+
+    def ask(self, pieces: Iterable[bytes], *, deadline: float) -> bytes:
+        """Write `pieces` to its standard input and give the next line of its output (no newline).
+
+        Empty if it ended before: then `end` tells why. No line for `deadline` seconds is DeadlineExceeded.
+        """
+        ...
+
+    def end(self) -> Completed:
+        """Close its standard input and wait for its end; the result holds the output that was not asked for."""
+        ...
+
+
 class Host(Protocol):
     """One machine (or container), reached in one step.
 
@@ -64,6 +80,10 @@ class Host(Protocol):
         cwd: str | None = None,
     ) -> Completed:
         """Run `argv` (no shell) and wait at most `deadline` seconds; the command is ended if it takes longer."""
+        ...
+
+    def converse(self, argv: Sequence[str], *, deadline: float) -> AbstractContextManager[Conversation]:
+        """Begin `argv`, to be spoken with for at most `deadline` seconds in all; leaving the block ends it."""
         ...
 
     def stream(self, argv: Sequence[str], *, idle: float, stdin: bytes | None = None) -> Iterator[bytes]:

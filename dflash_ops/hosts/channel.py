@@ -73,6 +73,10 @@ class Call:
         channel.in_stderr_buffer.set_event(self._bell)
         _start(channel, command)
 
+    def say(self, source: Iterator[bytes], *, last: bool) -> None:
+        """More input, for a call that was begun with `Held`; with `last` its end comes behind it."""
+        self._source, self._sending, self._held = source, True, not last
+
     def turn(self, until: float) -> bool:
         """Move what can be moved, waiting no longer than the monotonic time `until`; False once all is over.
 

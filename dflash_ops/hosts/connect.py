@@ -217,7 +217,7 @@ def _transport(sock: Any, hop: Hop, until: float, accept_new: bool) -> Any:
     try:
         transport = Transport(sock)
         transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = _left(until)
-        _prefer(transport, [k.kind for k in known if not k.revoked])
+        _prefer(transport, [k.kind for k in known if not k.revoked and not k.authority])
         transport.start_client(timeout=_left(until))
         transport.set_keepalive(KEEPALIVE_S)
         key = transport.get_remote_server_key()

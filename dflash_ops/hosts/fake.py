@@ -15,12 +15,13 @@ that fit, the one given last is used; one given with `times` is used up, and the
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import EllipsisType
 
 from dflash_ops.errors import CommandFailed, DflashError
-from dflash_ops.hosts.base import Completed
+from dflash_ops.hosts.base import Completed, Conversation
 from dflash_ops.hosts.words import show
 
 #: A word that must be equal, a test of one word, or `...` for any words to the end.
@@ -95,6 +96,11 @@ class FakeHost:
         answer = self._find(argv)
         return Completed(tuple(argv), answer.rc, answer.stdout, answer.stderr)
 
+    @contextlib.contextmanager
+    def converse(self, argv: Sequence[str], *, deadline: float) -> Iterator[Conversation]:
+        """What it was told to say, a line for each `ask`; `calls` has all that was said to it."""
+        yield _Conversation(self, tuple(argv), deadline)
+
     def stream(self, argv: Sequence[str], *, idle: float, stdin: bytes | None = None) -> Iterator[bytes]:
         self.calls.append(Call(tuple(argv), stdin, None, None, idle))
         answer = self._find(argv)
@@ -125,6 +131,23 @@ class FakeHost:
                     raise answer.error
                 return answer
         raise AssertionError(f"FakeHost {self.name} has no answer for: {show(argv)}")
+
+
+class _Conversation:
+    def __init__(self, host: FakeHost, argv: tuple[str, ...], deadline: float) -> None:
+        self._answer = host._find(argv)
+        self._calls, self._call = host.calls, Call(argv, b"", None, None, deadline)
+        self._index = len(host.calls)
+        self._lines = self._answer.stdout.splitlines()
+        host.calls.append(self._call)
+
+    def ask(self, pieces: Iterable[bytes], *, deadline: float) -> bytes:
+        self._call = self._calls[self._index] = replace(self._call, stdin=(self._call.stdin or b"") + b"".join(pieces))
+        return self._lines.pop(0) if self._lines else b""
+
+    def end(self) -> Completed:
+        left = b"".join(line + b"\n" for line in self._lines)
+        return Completed(self._call.argv, self._answer.rc, left, self._answer.stderr)
 
 
 def _bytes(text: str | bytes) -> bytes:

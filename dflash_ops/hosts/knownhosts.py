@@ -23,13 +23,14 @@ GLOBAL = (Path("/etc/ssh/ssh_known_hosts"), Path("/etc/ssh/ssh_known_hosts2"))
 
 @dataclass(frozen=True)
 class Known:
-    """One line that is about the host asked for."""
+    """One line that is about the host asked for. `authority`: its key signs host keys, and is none itself."""
 
     kind: str
     blob: bytes
     file: Path
     line: int
     revoked: bool = False
+    authority: bool = False
 
 
 def fingerprint(blob: bytes) -> str:
@@ -58,13 +59,13 @@ def look_up(name: str, files: Iterable[Path]) -> list[Known]:
             if not words or words[0].startswith("#"):
                 continue
             marker = words.pop(0) if words[0].startswith("@") else ""
-            if marker == "@cert-authority" or len(words) < 3 or not _matches(name, words[0]):
-                continue  # host certificates are not checked: such a host is unknown until its key is
+            if marker not in ("", "@revoked", "@cert-authority") or len(words) < 3 or not _matches(name, words[0]):
+                continue
             try:
                 blob = base64.b64decode(words[2], validate=True)
             except (ValueError, binascii.Error):
                 continue
-            found.append(Known(words[1], blob, file, number, marker == "@revoked"))
+            found.append(Known(words[1], blob, file, number, marker == "@revoked", marker == "@cert-authority"))
     return found
 
 
@@ -95,6 +96,9 @@ def judge(name: str, kind: str, blob: bytes, known: Sequence[Known], *, place: s
         HostKeyChanged: another key of this kind is known, or this one is revoked. HostKeyUnknown.
     """
     shown = fingerprint(blob)
+    # Host certificates are not checked: such a host is unknown until its own key is accepted.
+    authority = next((one for one in known if one.authority), None)
+    known = [one for one in known if not one.authority]
     for one in known:
         if one.blob == blob and one.revoked:
             raise HostKeyChanged(
@@ -120,7 +124,12 @@ def judge(name: str, kind: str, blob: bytes, known: Sequence[Known], *, place: s
     raise HostKeyUnknown(
         f"the host's key is not known yet: {kind} {shown}",
         place,
-        "compare it with `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` on the host itself, then accept it: "
+        (
+            f"{authority.file}:{authority.line} (@cert-authority) is not used: host certificates are not read. "
+            if authority is not None
+            else ""
+        )
+        + "compare it with `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` on the host itself, then accept it: "
         "dflash-ops doctor --accept-new",
     )
 

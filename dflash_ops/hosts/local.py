@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -9,9 +10,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dflash_ops.errors import CommandFailed, DeadlineExceeded
-from dflash_ops.hosts.base import Completed
+from dflash_ops.hosts.base import Completed, Conversation
+from dflash_ops.hosts.converse import Ended, Spoken
+from dflash_ops.hosts.failed import too_late
 from dflash_ops.hosts.pump import Child, inherited
 from dflash_ops.hosts.words import show
+from dflash_ops.hosts.wrap import Held
 
 #: Bytes of standard error that a failed stream repeats.
 STDERR_TAIL = 8192
@@ -56,6 +60,25 @@ class LocalHost:
                         "the command was ended; see what holds it up there, or repeat with more time",
                     )
             return Completed(tuple(argv), child.rc, bytes(child.stdout), bytes(child.stderr))
+        finally:
+            child.close()
+
+    @contextlib.contextmanager
+    def converse(self, argv: Sequence[str], *, deadline: float) -> Iterator[Conversation]:
+        """Begin `argv`, to be spoken with (see `Host.converse`); one that cannot be run ended with 126 or 127.
+
+        Raises:
+            DeadlineExceeded.
+        """
+        until = time.monotonic() + deadline
+        try:
+            child = Child(argv, stdin=Held())
+        except OSError as error:
+            said = _start_text(error, argv, None).encode() + b"\n"
+            yield Ended(Completed(tuple(argv), _start_rc(error, None), b"", said))
+            return
+        try:
+            yield Spoken(child, argv, deadline, until, lambda late: too_late(f"host {self.name}", argv, late))
         finally:
             child.close()
 

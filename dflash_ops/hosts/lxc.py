@@ -18,7 +18,8 @@ from dflash_ops.errors import (
     HostError,
 )
 from dflash_ops.hosts import pct
-from dflash_ops.hosts.base import Completed, Host
+from dflash_ops.hosts.base import Completed, Conversation, Host
+from dflash_ops.hosts.converse import Told
 from dflash_ops.hosts.failed import command_failed, fetch_tail, too_late
 from dflash_ops.hosts.wrap import Held, Marks, feed, for_terminal, wrap
 
@@ -105,7 +106,31 @@ class LxcHost:
             raise too_late(self._where, argv, deadline) from None
         except HostError as error:
             raise self._with_us(error) from None
-        begun, rc, stderr = wrapped.marks.read(done.stderr)
+        return self._read_end(done, wrapped.marks, argv, deadline)
+
+    @contextlib.contextmanager
+    def converse(self, argv: Sequence[str], *, deadline: float) -> Iterator[Conversation]:
+        """Begin `argv` in the container, to be spoken with (see `Host.converse`).
+
+        Raises:
+            As `run`.
+        """
+        wrapped = wrap(argv, limit=deadline, top=True)
+        begin = getattr(self.via, "converse_bare", self.via.converse)
+        try:
+            with begin(self._exec(wrapped.argv), deadline=deadline + WAY_S) as talk:
+                yield Told(
+                    talk,
+                    lambda done: self._read_end(done, wrapped.marks, argv, deadline),
+                    wrapped.lead,
+                    lambda late: too_late(self._where, argv, late),
+                )
+        except HostError as error:
+            raise self._with_us(error) from None
+
+    def _read_end(self, done: Completed, marks: Marks, argv: Sequence[str], deadline: float) -> Completed:
+        """The command's end, out of its wrapper's and pct's."""
+        begun, rc, stderr = marks.read(done.stderr)
         if rc is None:
             if begun and done.rc == 124:
                 raise too_late(self._where, argv, deadline)

@@ -79,6 +79,13 @@ class Child:
         if self._pidfd is not None:
             self._selector.register(self._pidfd, selectors.EVENT_READ)
 
+    def say(self, source: Iterator[bytes], *, last: bool) -> None:
+        """More input, for a child that was begun with `Held`; with `last` its end comes behind it."""
+        self._source, self._held = source, not last
+        pipe = self.process.stdin
+        if pipe is not None and pipe not in self._selector.get_map():
+            self._selector.register(pipe, selectors.EVENT_WRITE)
+
     def turn(self, until: float) -> bool:
         """Move what can be moved, waiting no longer than the monotonic time `until`; False once all is over."""
         if self._over():
@@ -175,7 +182,6 @@ class Child:
         assert pipe is not None
         self._selector.unregister(pipe)
         if self._held:
-            self._held = False
             return  # open until `close`: its end would tell the command that nobody listens
         pipe.close()
         self.process.stdin = None

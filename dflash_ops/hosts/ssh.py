@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_ops.errors import ConnectionLost, HostError, NotRoot
-from dflash_ops.hosts.base import Completed
+from dflash_ops.hosts.base import Completed, Conversation
+from dflash_ops.hosts.converse import Spoken, Told
 from dflash_ops.hosts.failed import command_failed, fetch_tail, too_late
 from dflash_ops.hosts.wrap import KILL_S, Held, Marks, check, feed, for_terminal, quote, wrap
 
@@ -107,7 +108,11 @@ class SshHost:
             assert isinstance(data, bytes)
             data = Held(data)
         done = self._run([*self._sudo, *wrapped.argv], data, until, argv, deadline)
-        begun, rc, stderr = wrapped.marks.read(done.stderr)
+        return self._read_end(done, wrapped.marks, argv, deadline)
+
+    def _read_end(self, done: Completed, marks: Marks, argv: Sequence[str], deadline: float) -> Completed:
+        """The command's end, out of its wrapper's."""
+        begun, rc, stderr = marks.read(done.stderr)
         self._check_sudo(begun, done.rc, stderr)
         if rc is None:
             raise self._unexplained(begun, done.rc, stderr)
@@ -122,12 +127,42 @@ class SshHost:
 
         An `argv` that dies of a signal is ConnectionLost here: sshd tells no code then.
         """
-        check(argv, None, None)
         until = time.monotonic() + deadline
-        bound = ("timeout", "-k", str(KILL_S), f"{deadline + KILL_S:g}")
-        done = self._run([*self._sudo, *bound, *argv], stdin, until, argv, deadline)
+        done = self._run(self._bounded(argv, deadline), stdin, until, argv, deadline)
         self._check_sudo(False, done.rc, done.stderr)
         return done
+
+    def _bounded(self, argv: Sequence[str], deadline: float) -> tuple[str, ...]:
+        check(argv, None, None)
+        return (*self._sudo, "timeout", "-k", str(KILL_S), f"{deadline + KILL_S:g}", *argv)
+
+    @contextlib.contextmanager
+    def converse(self, argv: Sequence[str], *, deadline: float) -> Iterator[Conversation]:
+        """Begin `argv`, to be spoken with (see `Host.converse`).
+
+        Raises:
+            HostUnreachable, ConnectionLost, DeadlineExceeded, NotRoot (sudo).
+        """
+        wrapped = wrap(argv, limit=deadline + KILL_S)
+        with self._spoken([*self._sudo, *wrapped.argv], argv, deadline) as talk:
+            yield Told(talk, lambda done: self._read_end(done, wrapped.marks, argv, deadline), wrapped.lead)
+
+    @contextlib.contextmanager
+    def converse_bare(self, argv: Sequence[str], *, deadline: float) -> Iterator[Conversation]:
+        """As `converse`, for a caller that has a wrapper of its own in `argv` (see `run_bare`)."""
+
+        def read(done: Completed) -> Completed:
+            self._check_sudo(False, done.rc, done.stderr)
+            return done
+
+        with self._spoken(self._bounded(argv, deadline), argv, deadline) as talk:
+            yield Told(talk, read)
+
+    @contextlib.contextmanager
+    def _spoken(self, words: Sequence[str], argv: Sequence[str], deadline: float) -> Iterator[Spoken]:
+        until = time.monotonic() + deadline
+        with self._session(words, Held(), until, argv, deadline) as call:
+            yield Spoken(call, argv, deadline, until, lambda late: too_late(self._where, argv, late))
 
     def _run(
         self,

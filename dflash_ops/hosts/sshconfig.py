@@ -6,25 +6,36 @@ connected here.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import glob
 import os
 import re
-from collections.abc import Sequence
+import shlex
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import paramiko.config
 from paramiko import SSHConfig
 from paramiko.ssh_exception import ConfigParseError
 
 from dflash_ops.errors import UsageError
+from dflash_ops.hosts.base import PASSPHRASE
 
 #: How deep jumps may lead to hosts that have jumps of their own.
 DEPTH = 8
 
 #: Private keys that OpenSSH tries by itself.
 DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
+
+#: Seconds for a command of `Match exec`.
+EXEC_S = 10.0
+
+_EXEC_LOCK = threading.Lock()
 
 _HOP = re.compile(r"(?:ssh://)?(?:(?P<user>[^@]*)@)?(?:\[(?P<six>[^\]]+)\]|(?P<host>[^:@]+))(?::(?P<port>\d+))?/?")
 
@@ -78,13 +89,23 @@ class SshConfig:
         """Options of one host, names in lower case.
 
         Raises:
-            UsageError: a value that has no meaning here (`Match exec` without package invoke).
+            UsageError: a value that has no meaning here; a command of `Match exec` that does not end.
         """
         try:
-            return dict(self._config.lookup(alias))
-        except (ImportError, ValueError, KeyError) as error:
+            with _exec_of_ours():
+                return dict(self._config.lookup(alias))
+        except subprocess.TimeoutExpired as error:
             raise UsageError(
-                f"the ssh config cannot be used for {alias}: {error}", str(self.path), "put `Match exec` lines last"
+                f"the ssh config cannot be used for {alias}: no end of `Match exec {error.cmd[-1]}` in {EXEC_S:g} s",
+                str(self.path),
+                "see what holds that command up",
+            ) from None
+        except (OSError, ValueError, KeyError) as error:
+            raise UsageError(
+                f"the ssh config cannot be used for {alias}: {error}",
+                str(self.path),
+                f"see what ssh makes of it: ssh -G {shlex.quote(alias)}; name user, port, identity and jump in the "
+                "inventory",
             ) from None
 
     def way(
@@ -173,6 +194,33 @@ class SshConfig:
             agent=_agent(said.get("identityagent")),
             proxy_command=command if command and command.strip().lower() != "none" else None,
         )
+
+
+class _Invoke:
+    """What paramiko asks of the package `invoke` for `Match exec`, which is not installed with it."""
+
+    class Result(NamedTuple):
+        ok: bool
+
+    @staticmethod
+    def run(command: str, **_: object) -> Result:
+        """As ssh: by the user's shell, output unseen, in time; the passphrase is nobody else's business."""
+        shell = os.environ.get("SHELL") or "/bin/sh"
+        env = {k: v for k, v in os.environ.items() if k != PASSPHRASE}
+        done = subprocess.run(
+            [shell, "-c", command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=env, timeout=EXEC_S
+        )
+        return _Invoke.Result(done.returncode == 0)
+
+
+@contextlib.contextmanager
+def _exec_of_ours() -> Iterator[None]:
+    with _EXEC_LOCK:
+        before, paramiko.config.invoke = paramiko.config.invoke, _Invoke
+        try:
+            yield
+        finally:
+            paramiko.config.invoke = before
 
 
 def _path(text: str) -> Path:

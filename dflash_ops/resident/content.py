@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import stat
 
 from dflash_ops.errors import TransferError
+from dflash_ops.resident import plain
 from dflash_ops.resident.manifest import MANIFEST, plain_name
 
 TYPE_CHECKING = False
@@ -59,7 +59,7 @@ def pieces(fd: int, size: int) -> Iterator[bytes]:
         yield piece
 
 
-def write_checked(source: Iterable[bytes], path: str, entry: FileLike) -> None:
+def write_checked(source: Iterable[bytes | memoryview], path: str, entry: FileLike) -> None:
     """Write a new file and check it against its entry; it is flushed later, together with all others.
 
     The process's umask must be 022: then the file's mode is its entry's.
@@ -103,7 +103,7 @@ class Stock:
             folder = os.path.join(releases, name)  # noqa: PTH118
             try:
                 with open(os.path.join(folder, MANIFEST), "rb") as file:  # noqa: PTH118
-                    rows = json.loads(file.read())["files"]
+                    rows = plain.loads(file.read())["files"]
                 for row in rows:
                     if row.get("link") is None and plain_name(row["path"]):
                         key = (str(row["sha256"]), int(row["size"]))

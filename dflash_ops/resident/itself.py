@@ -13,8 +13,11 @@ import dflash_ops
 
 def archive() -> Path | None:
     """The zipapp that this code runs from, by its real name (current.pyz may be switched under us), else None."""
-    first = Path(os.path.realpath(sys.path[0])) if sys.path and sys.path[0] else None
-    return first if first is not None and first.is_file() else None
+    for entry in sys.path[:2]:  # in front of it may stand its compiled form, which is none to start from
+        path = Path(os.path.realpath(entry)) if entry and not entry.endswith(".zip") else None
+        if path is not None and path.is_file():
+            return path
+    return None
 
 
 @cache

@@ -7,9 +7,9 @@ And little is imported: this runs while somebody waits for an upload of some fil
 from __future__ import annotations
 
 import hashlib
-import json
 
 from dflash_ops.errors import TransferError
+from dflash_ops.resident import plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` takes a while to import
@@ -60,7 +60,7 @@ def manifest(raw: dict[str, Any]) -> Manifest:
     try:
         rows = [(str(f["path"]), int(f["mode"]), int(f["size"]), str(f["sha256"]), f.get("link")) for f in raw["files"]]
         id = str(raw["id"])
-        whole = json.dumps(sorted(rows), separators=(",", ":")).encode()
+        whole = plain.dumps(sorted(rows)).encode()
     except (KeyError, TypeError, ValueError) as error:
         raise TransferError(f"the manifest is not in the agreed form: {error!r}", MANIFEST, "deploy again") from None
     if hashlib.sha256(whole).hexdigest()[:12] != id:

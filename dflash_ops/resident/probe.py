@@ -1,6 +1,7 @@
 """What is there already? run through deploy/boot.py: one question before a deploy (docs/deploy.md).
 
-Standard input: one line of JSON `{root, release, resident}`. Nothing is changed.
+Standard input: one line of JSON `{root, release, resident, resident_bytes, venv, then}`. Nothing is changed; with
+`then` an upload may follow on the same input, as resident/receive.py says.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import stat
 import sys
 import time
 from dataclasses import dataclass, field
@@ -64,7 +66,7 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
     answer = Probe(
         now=time.time(),
         release=state,
-        resident=(layout.resident / f"{request['resident']}.pyz").is_file(),
+        resident=_resident(layout.resident / f"{request['resident']}.pyz", request.get("resident_bytes")),
         damaged=tuple(damaged[:5]),
         current=_current(layout),
         snapshot=_snapshot(layout),
@@ -76,6 +78,14 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
         venv=venv.look(layout.root, request["venv"]) if request.get("venv") else {},
     )
     return dict(to_dict(answer))
+
+
+def _resident(place: Path, size: int | None) -> bool:
+    try:
+        info = place.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(info.st_mode) and size in (None, info.st_size)
 
 
 def _current(layout: Layout) -> str | None:
@@ -108,9 +118,11 @@ def _launcher(layout: Layout) -> int | None:
 
 
 def main(args: list[str]) -> int:
-    from dflash_ops.resident.receive import say
+    from dflash_ops.resident.receive import after, say
     from dflash_ops.resident.tmux import clean_environment
 
     clean_environment()
-    raw = sys.stdin.buffer.readline()
-    return say(lambda: probe(json.loads(raw)))
+    stream: Any = sys.stdin.buffer
+    request = json.loads(stream.readline())
+    code = say(lambda: probe(request))
+    return after(stream, request["release"]) if request.get("then") and code == 0 else code

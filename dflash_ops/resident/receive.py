@@ -1,9 +1,9 @@
 """Take a release and the resident from a tar stream: run through deploy/boot.py (docs/deploy.md).
 
 Standard input: one line of JSON `{root, token, release, resident, take}`, then tar with members `release/<path>`; or
-`{root, token, use}`, which makes a resident that is there the current one; or `{root, ask}` with a manifest, which asks
-what of it would have to travel. `resident` is the zipapp that this very code runs from. With `take` a file that does
-not come is copied from another release that holds the same content.
+`{root, token, use}`, which makes a resident that is there the current one; or `{root, ask}` with a manifest: what of it
+would have to travel? With `then` an upload may follow on the same input. `resident` is the zipapp that this very code
+runs from. With `take` a file that does not come is copied from another release that holds the same content.
 
 The rules here: nothing that looks complete exists before it is complete. Everything is unpacked beside its place,
 checked against the manifest, and renamed; an upload that was cut leaves only a folder whose name says so, and the next
@@ -16,11 +16,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import sys
 
 from dflash_ops.errors import DflashError, PreflightError, TransferError
+from dflash_ops.resident import plain
 from dflash_ops.resident.content import Stock, damaged_files, lacking, sync_folder, write_checked
 from dflash_ops.resident.manifest import MANIFEST, Entry, Manifest, manifest
 from dflash_ops.resident.tarstream import members
@@ -29,9 +29,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` and `pathlib` take a while to import
     from collections.abc import Callable
     from pathlib import Path
-    from typing import IO, Any
+    from typing import Any, Protocol
+
+    from dflash_ops.resident.tarstream import Stream
+
+    class Input(Stream, Protocol):
+        def readline(self) -> bytes: ...
+
 
 INCOMING = ".incoming-"
+
+#: Bytes that a pipe may hold where nobody is root (the kernel's usual limit).
+PIPE = 1 << 20
 
 
 class Incoming:
@@ -87,7 +96,7 @@ def _remove_if_dead(path: str) -> None:
         os.close(held)
 
 
-def receive(stream: IO[bytes], request: dict[str, Any]) -> dict[str, Any]:
+def receive(stream: Stream, request: dict[str, Any]) -> dict[str, Any]:
     """Do what `request` announces (see the top of this file).
 
     The answer to an upload is `{schema, release, resident, damaged_kept, lacking}`; with `lacking` (indices of files
@@ -110,6 +119,7 @@ def receive(stream: IO[bytes], request: dict[str, Any]) -> dict[str, Any]:
     for name in ("run", "resident"):
         os.makedirs(f"{root}/{name}", exist_ok=True)  # noqa: PTH103
     releases = f"{root}/releases"
+    _widen_pipe()
     os.umask(0o022)  # modes are those of the manifest, 755 and 644, whoever calls
     with Incoming(releases, release.id if release else "resident", token) as folder:
         left = _unpack(stream, folder, release.files if release else [], take=bool(request.get("take")))
@@ -121,7 +131,7 @@ def receive(stream: IO[bytes], request: dict[str, Any]) -> dict[str, Any]:
             _install(root, folder, resident)
         if release:
             os.makedirs(f"{folder}/release", 0o755, exist_ok=True)  # noqa: PTH103
-            _write(f"{folder}/release/{MANIFEST}", json.dumps(release.raw, ensure_ascii=False).encode() + b"\n")
+            _write(f"{folder}/release/{MANIFEST}", plain.dumps(release.raw).encode() + b"\n")
             kept = _settle(f"{folder}/release", releases, release, token)
     return {
         "schema": 1,
@@ -130,6 +140,14 @@ def receive(stream: IO[bytes], request: dict[str, Any]) -> dict[str, Any]:
         "damaged_kept": kept,
         "lacking": [],
     }
+
+
+def _widen_pipe() -> None:
+    """Room in standard input, where it is a pipe: who fills it need not wait while a file is checked and written."""
+    try:  # noqa: SIM105  # contextlib takes a while to import
+        fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, PIPE)
+    except OSError:
+        pass  # no pipe, or no room: it only takes longer
 
 
 def _install(root: str, folder: str, resident: dict[str, Any]) -> None:
@@ -143,7 +161,12 @@ def _install(root: str, folder: str, resident: dict[str, Any]) -> None:
     if len(content) != resident["size"] or hashlib.sha256(content).hexdigest() != resident["sha256"]:
         raise TransferError("the resident arrived damaged", "standard input", "deploy again")
     _write(f"{folder}/resident", content, flush=True)
-    os.replace(f"{folder}/resident", f"{root}/resident/{resident['id']}.pyz")  # noqa: PTH105
+    place = f"{root}/resident/{resident['id']}.pyz"
+    os.replace(f"{folder}/resident", place)  # noqa: PTH105
+    from dflash_ops.resident.compiled import place_beside, write_compiled
+
+    write_compiled(f"{folder}/compiled", content)
+    os.replace(f"{folder}/compiled", place_beside(place))  # noqa: PTH105
     sync_folder(f"{root}/resident")
 
 
@@ -159,7 +182,7 @@ def use(root: str | Path, id: str, token: str) -> dict[str, Any]:
     return {"schema": 1, "resident": id}
 
 
-def _unpack(stream: IO[bytes], folder: str, files: list[Entry], *, take: bool) -> list[Entry]:
+def _unpack(stream: Stream, folder: str, files: list[Entry], *, take: bool) -> list[Entry]:
     """What comes, in its place; gives what did not come, which is an error without `take`."""
     left = {f"release/{f.path}": f for f in files}
     made: set[str] = set()
@@ -257,19 +280,41 @@ def say(work: Callable[[], dict[str, Any]]) -> int:
         return _say_error(explain(error))
     except DflashError as error:
         return _say_error(error)
-    print(json.dumps(result), flush=True)
+    print(plain.dumps(result), flush=True)
     return 0
 
 
 def _say_error(error: DflashError) -> int:
     said = {"type": type(error).__name__, "what": error.what, "where": error.where, "next": error.next}
     try:
-        print(json.dumps({"schema": 1, "error": said}), flush=True)
+        print(plain.dumps({"schema": 1, "error": said}), flush=True)
     except BrokenPipeError:
         return 141  # nobody listens any more
     return error.exit_code
 
 
 def main(args: list[str]) -> int:
-    request = json.loads(sys.stdin.buffer.readline())
-    return say(lambda: receive(sys.stdin.buffer, request))
+    stream: Any = sys.stdin.buffer
+    request = plain.loads(stream.readline())
+    code = say(lambda: receive(stream, request))
+    return after(stream, request["ask"]) if request.get("then") and code == 0 else code
+
+
+def after(stream: Input, asked: dict[str, Any] | None) -> int:
+    """The upload that follows a question on the same input, if one does: its request is the next line.
+
+    `asked`: the manifest that the question was about; the request has `"release": "asked"` for it.
+    """
+    line = stream.readline()
+    if not line:
+        return 0  # nobody wants anything more
+
+    def work() -> dict[str, Any]:
+        if not line.endswith(b"\n"):
+            raise TransferError("the stream ended early", "standard input", "deploy again")
+        request = plain.loads(line)
+        if request.get("release") == "asked":
+            request["release"] = asked
+        return receive(stream, request)
+
+    return say(work)

@@ -11,7 +11,12 @@ from dflash_ops.errors import TransferError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import IO
+    from typing import Protocol
+
+    class Stream(Protocol):
+        def read(self, size: int, /) -> bytes: ...
+        def readinto(self, buffer: memoryview, /) -> int: ...
+
 
 BLOCK = 512
 PIECE = 1 << 18
@@ -25,28 +30,29 @@ class Member:
 
     __slots__ = ("_stream", "left", "link", "name", "size")
 
-    def __init__(self, stream: IO[bytes], name: str, size: int, link: str | None) -> None:
+    def __init__(self, stream: Stream, name: str, size: int, link: str | None) -> None:
         self._stream = stream
         self.name, self.size, self.link = name, size, link
         self.left = size
 
-    def pieces(self) -> Iterator[bytes]:
-        """Its content.
+    def pieces(self) -> Iterator[memoryview]:
+        """Its content; each piece only until the next one is asked for.
 
         Raises:
             TransferError: the stream ends before.
         """
+        room = memoryview(bytearray(min(PIECE, self.left)))
         while self.left:
-            piece = self._stream.read(min(PIECE, self.left))
-            if not piece:
+            got = self._stream.readinto(room[: self.left])
+            if not got:
                 raise _early()
-            self.left -= len(piece)
-            yield piece
+            self.left -= got
+            yield room[:got]
         if self.size % BLOCK:
             _exactly(self._stream, BLOCK - self.size % BLOCK)
 
 
-def members(stream: IO[bytes]) -> Iterator[Member]:
+def members(stream: Stream) -> Iterator[Member]:
     """Members in their order, up to the closing blocks.
 
     Raises:
@@ -79,7 +85,7 @@ def members(stream: IO[bytes]) -> Iterator[Member]:
             raise TransferError(f"{name!r} was not read to its end", "tar stream")
 
 
-def _exactly(stream: IO[bytes], count: int) -> bytes:
+def _exactly(stream: Stream, count: int) -> bytes:
     """So many bytes, padding of the last piece included.
 
     Raises:

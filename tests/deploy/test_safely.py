@@ -204,10 +204,10 @@ def test_the_current_the_running_and_the_previous_one_always_stay(toy: Toy) -> N
 
 def test_a_plan_says_how_many_commands_and_it_is_true(toy: Toy) -> None:
     planned = toy.ops("deploy", "--plan")
-    assert "in all 5 commands on here" in planned.err  # connect, send, preflight, start, watch
-    assert toy.ops("deploy", "--json").json["execs"] == 5
+    assert "in all 4 commands on here" in planned.err  # connect (which takes what is sent), preflight, start, watch
+    assert toy.ops("deploy", "--json").json["execs"] == 4
     planned = toy.ops("deploy", "--plan", "--replace", "--resume")
-    assert "in all 5 commands on here" in planned.err  # nothing to send, but a stop
+    assert "in all 5 commands on here" in planned.err  # and a stop
     assert toy.ops("deploy", "--json", "--replace", "--resume").json["execs"] == 5
 
 

@@ -72,7 +72,9 @@ def test_what_arrives_is_what_left(tmp_path: Path, built: Built, pack: Pack) -> 
     assert build(place).release.id == built.release.id  # modes, links and content, and .release.json is no part of it
     assert (place / "link").readlink() == Path("pkg/data.bin")
     assert (root / f"resident/{pack.id}.pyz").read_bytes() == pack.content
-    assert complete(root) == sorted([built.release.id, f"{pack.id}.pyz"])
+    assert complete(root) == sorted(
+        [built.release.id, f"{pack.id}.pyz", f"{pack.id}.{sys.implementation.cache_tag}.zip"]
+    )
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.9, 0.999])
@@ -232,8 +234,7 @@ def test_without_memory_files_a_temporary_one_does_and_is_gone_afterwards(
 
 
 def test_a_pack_cut_on_the_way_is_told_as_such(pack: Pack) -> None:
-    code = boot.BOOT.encode()
-    cut = b"%d\n" % len(code) + code + b'{"zip": 100, "module": "x"}\nshort'
+    cut = next(boot.opening(pack.content, "x", {})) + b"short"
     done = LocalHost().run([sys.executable, "-c", boot.LOADER], deadline=30, stdin=cut)
     assert b"ended early" in done.stdout
     assert done.rc == 1

@@ -74,6 +74,17 @@ def test_hashed_names_of_ssh_keygen(tmp_path: Path, keys: dict[str, bytes]) -> N
     assert judge(file, keys["two"], "[192.0.2.7]:2222")
 
 
+def test_an_authority_is_no_key_of_the_host_and_the_refusal_says_so(tmp_path: Path, keys: dict[str, bytes]) -> None:
+    file = tmp_path / "known_hosts"
+    file.write_text("@cert-authority " + line("*.0.2.6", keys["one"]) + "@unheard-of " + line("*", keys["two"]))
+    for shown in keys.values():  # not even the authority's own key
+        with pytest.raises(HostKeyUnknown) as caught:
+            judge(file, shown)
+        assert f"{file}:1 (@cert-authority) is not used" in caught.value.next
+        assert "--accept-new" in caught.value.next
+    assert judge(file, keys["two"], accept_new=True) is False
+
+
 def test_unknown_is_refused_with_its_fingerprint_and_taken_on_request(tmp_path: Path, keys: dict[str, bytes]) -> None:
     file = tmp_path / "new" / "known_hosts"
     with pytest.raises(HostKeyUnknown) as caught:

@@ -123,3 +123,20 @@ def test_what_cannot_be_meant(config: SshConfig, tmp_path: Path) -> None:
         SshConfig(broken)
     assert str(broken) in caught.value.where
     assert SshConfig(tmp_path / "missing").way("192.0.2.1")[0].address == "192.0.2.1"
+
+
+def test_match_exec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHELL", "/bin/sh")
+    monkeypatch.setenv("DFLASH_SSH_PASSPHRASE", "planted")
+    monkeypatch.setattr("dflash_ops.hosts.sshconfig.EXEC_S", 0.3)
+    seen = tmp_path / "seen"
+    file = tmp_path / "exec"
+    file.write_text(
+        f'Match exec "env > {seen}; echo noise; test %h = 192.0.2.50"\n  User yes\n'
+        'Match host 192.0.2.52 exec "sleep 60"\n  User never\nHost *\n  User no\n'
+    )
+    assert SshConfig(file).way("192.0.2.50")[0].user == "yes"
+    assert SshConfig(file).way("192.0.2.51")[0].user == "no"
+    assert "planted" not in seen.read_text()
+    with pytest.raises(UsageError, match=r"no end of `Match exec sleep 60` in 0\.3 s"):
+        SshConfig(file).way("192.0.2.52")

@@ -137,6 +137,38 @@ def test_streams(ct: LxcHost) -> None:
 # -- ends
 
 
+@pytest.mark.parametrize("way", ["ssh", "lxc"])
+def test_a_command_that_is_spoken_with(lab: Lab, pve1: SshHost, ct: LxcHost, way: str) -> None:
+    host = pve1 if way == "ssh" else ct
+    script = 'while read -r x; do echo "got $x"; [ "$x" != die ] || kill -9 $$; done; echo "$1"; exit 3'
+    calls = len(lab.calls())
+    with host.converse(["sh", "-c", script, "sh", "ü \n'"], deadline=30) as talk:
+        assert talk.ask([b"one\n"], deadline=10) == b"got one"
+        assert talk.ask([b"x" * 500_000, b"\n"], deadline=10) == b"got " + b"x" * 500_000
+        done = talk.end()
+    assert (done.rc, done.text) == (3, "ü \n'\n")
+    assert len(lab.calls()) - calls == (way == "lxc")
+    with host.converse(["sh", "-c", script], deadline=30) as talk:
+        assert talk.ask([b"die\n"], deadline=10) == b"got die"
+        assert talk.ask([b"more\n"], deadline=10) == b""
+        assert talk.end().rc == 137
+    with (
+        pytest.raises(DeadlineExceeded, match=r"within 0\.5 s from: cat") as late,
+        host.converse(["cat"], deadline=30) as talk,
+    ):
+        talk.ask([], deadline=0.5)
+    assert host.name in late.value.where
+
+
+def test_a_container_that_stops_while_it_is_spoken_with(lab: Lab, ct: LxcHost) -> None:
+    with pytest.raises(ContainerStopped), ct.converse(["cat"], deadline=30) as talk:
+        assert talk.ask([b"hello\n"], deadline=10) == b"hello"
+        lab.faults.stop_container(200)
+        assert talk.ask([b"again\n"], deadline=10) == b""
+        talk.end()
+    lab.faults.start_container(200)
+
+
 def test_the_deadline_ends_the_command_in_the_container(lab: Lab, ct: LxcHost) -> None:
     with pytest.raises(DeadlineExceeded, match=r"within 0\.5 s from: sleep 4811") as caught:
         ct.run(["sleep", "4811"], deadline=0.5)
