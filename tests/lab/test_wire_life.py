@@ -34,7 +34,7 @@ def test_deploy_status_logs_change_crash_rollback_stop(job: Job) -> None:
     assert first.code == 0, first.err
     # what the plan says, counted on the Proxmox host: no exec beyond
     assert job.calls - before == first.json["execs"] == 4
-    assert "in all 5 commands on ct200" in planned.err
+    assert "in all 4 commands on ct200" in planned.err
 
     before = job.calls
     assert job.ops("status").code == 0
