@@ -13,7 +13,9 @@ import functools
 import importlib
 import io
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -145,7 +147,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 must not end a command
-    sys.exit(run(args))
+    code = run(args)
+    # All is said and done: a Ctrl-C while the interpreter goes away has nothing to interrupt, and 130 would be wrong.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # CPython remembers a Ctrl-C that left an `exec` (each dataclass that is imported runs one) and ends `python -m` by
+    # the signal instead of with our exit code; an `exec` that ends well makes it forget.
+    exec("")
+    sys.exit(code)
 
 
 def run(args: list[str]) -> int:
