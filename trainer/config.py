@@ -28,6 +28,7 @@ SCHEDULES = ("ready", "fixed")
 SYNCS = ("average", "step")
 TURNS = ("all", "last")
 MOMENTS = ("averaged", "local")
+ON_LOSS = ("wait", "go_on")
 
 
 def key(default: Any = dataclasses.MISSING, *, doc: str, **rule: Any) -> Any:
@@ -150,6 +151,15 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class NodesConfig:
+    """[nodes]"""
+
+    on_loss: str = key("wait", doc="what the others do when a node is lost", one_of=ON_LOSS)
+    wait_s: float = key(1800.0, doc="longest wait for a lost node, in seconds", above=0.0)
+    lost_after_s: float = key(15.0, doc="silence after which a node is lost, in seconds", least=1.0)
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """A whole run.toml. Built by `load_config`."""
 
@@ -162,6 +172,7 @@ class RunConfig:
     ring: RingConfig
     features: FeaturesConfig
     checkpoint: CheckpointConfig
+    nodes: NodesConfig
 
     @property
     def buckets(self) -> tuple[int, ...]:
@@ -224,6 +235,7 @@ TABLES: dict[str, type[Any]] = {
     "ring": RingConfig,
     "features": FeaturesConfig,
     "checkpoint": CheckpointConfig,
+    "nodes": NodesConfig,
 }
 
 

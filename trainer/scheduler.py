@@ -9,6 +9,9 @@ mean. Targets work ahead into the next round; no drafter does.
 With sync "step" the drafters step together, one batch each: the n-th batch of each is one of the n-th D batches of the
 round, and a drafter joins the others without one where the last step of the run is a short one.
 
+Of several nodes each has a scheduler. Rounds and numbers are the same on all of them; a node owns batch b if drafter
+b mod D is one of its own. A stop is agreed on: `hold` says where this node could stop, `stop_at` where all do.
+
     run --(all trained)--> averaging --(all averaged: commit)--> run | saving --(saved)--> ended
      '--------------<--(a drafter died: back to the commit)--<----'
 
@@ -110,6 +113,7 @@ class Scheduler:
         drafters: their names, in rank order. slots: how many the ring has.
         cursor: batches done before. step: optimiser steps done before. total: batches of the run.
         average_every, save_every: in steps. schedule: "ready" or "fixed". sync: "average" or "step".
+        world: drafters of all nodes (0: these are all). first: number of the first of these among them.
     """
 
     drafters: tuple[str, ...]
@@ -121,12 +125,15 @@ class Scheduler:
     save_every: int
     schedule: str = "ready"
     sync: str = "average"
+    world: int = 0
+    first: int = 0
     phase: Phase = Phase.RUN
     stopping: bool = False
     ring: list[SlotRecord] = field(init=False)
     next_batch: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.world = self.world or len(self.drafters)
         self.ring = [SlotRecord() for _ in range(self.slots)]
         self.next_batch = self.cursor
         self._again: list[int] = []
@@ -140,12 +147,35 @@ class Scheduler:
         self._saved_step = self.step
         self._saving: int | None = None  # step of the checkpoint that is being written
         self._save_due = False
+        self._stop_at: int | None = None
+        #: Where this node could stop, until all have agreed.
+        self._held_at: int | None = None
         self._round_end = self._end_of_round()
 
     # ---- numbers
 
+    @property
+    def _limit(self) -> int:
+        """The batch before which the run ends."""
+        return self.total if self._stop_at is None else min(self.total, self._stop_at)
+
     def _end_of_round(self) -> int:
-        return min(self.total, self.cursor + self.average_every * len(self.drafters))
+        return min(self._limit, self.cursor + self.average_every * self.world)
+
+    def owns(self, batch: int) -> bool:
+        """Whether a batch is trained on this node."""
+        return self.first <= batch % self.world < self.first + len(self.drafters)
+
+    def _own(self, start: int, end: int) -> int:
+        """How many of the batches [start, end) are this node's."""
+        turns = (end - start) // self.world
+        rest = range(start + turns * self.world, end)
+        return turns * len(self.drafters) + sum(self.owns(batch) for batch in rest)
+
+    def _next_own(self, batch: int) -> int:
+        while not self.owns(batch):
+            batch += 1
+        return batch
 
     @property
     def round_end(self) -> int:
@@ -154,8 +184,8 @@ class Scheduler:
 
     @property
     def done(self) -> int:
-        """Batches trained, also those that no averaging has committed yet."""
-        return self.cursor + len(self._trained)
+        """Batches trained, also those that no averaging has committed yet; of other nodes: as if they kept pace."""
+        return min(self._round_end, self.cursor + len(self._trained) * self.world // len(self.drafters))
 
     @property
     def steps_done(self) -> int:
@@ -165,7 +195,7 @@ class Scheduler:
     @property
     def total_steps(self) -> int:
         """Optimiser steps of one drafter when the run is finished; a round's last step may be a short one."""
-        return self.step + -(-(self.total - self.cursor) // len(self.drafters))
+        return self.step + -(-(self.total - self.cursor) // self.world)
 
     @property
     def ready(self) -> int:
@@ -181,6 +211,8 @@ class Scheduler:
     def filled(self, worker: str, slot: int) -> None:
         record = self._held(worker, slot, SlotState.FILLING)
         record.state, record.owner = SlotState.READY, ""
+        if record.batch < 0:
+            self._free(record)
 
     def target_died(self, worker: str) -> list[int]:
         """Takes its slot back. Returns the batches that will be given again."""
@@ -189,7 +221,7 @@ class Scheduler:
         lost = []
         for record in self.ring:
             if record.state is SlotState.FILLING and record.owner == worker:
-                lost.append(record.batch)
+                lost += [record.batch] if record.batch >= 0 else []
                 record.state, record.batch, record.owner = SlotState.FREE, -1, ""
         self._again = sorted(self._again + lost)
         return lost
@@ -248,40 +280,93 @@ class Scheduler:
         for record in self.ring:
             if record.state is SlotState.TRAINING:
                 self._free(record)
-        there = {record.batch for record in self.ring if record.state is not SlotState.FREE}
         again = len(self._begun) + len(self._trained)
-        self._again = [batch for batch in range(self.cursor, self.next_batch) if batch not in there]
+        if self.stopping:
+            self._stop_at = self.cursor
+        self._forget()
+        return again
+
+    def _forget(self) -> None:
+        """What drafters have done since the commit; what goes again is what lies in no slot."""
+        there = {record.batch for record in self.ring if record.state is not SlotState.FREE}
+        self._again = [b for b in range(self.cursor, self.next_batch) if self.owns(b) and b not in there]
         self._waiting.clear()
         self._begun.clear()
         self._trained.clear()
         self._averaged.clear()
         self._steps = dict.fromkeys(self.drafters, 0)
+        self._held_at = None
         self.phase = Phase.RUN
-        self._round_end = self.cursor if self.stopping else self._end_of_round()
-        return again
+        self._round_end = self._end_of_round()
+
+    def regroup(self, *, cursor: int, step: int, total: int, world: int, first: int, saved: bool) -> None:
+        """Other nodes, or the same ones again: all begin at a commit that may be older than this node's last one.
+
+        Args:
+            cursor, step: of that commit. total, world, first: as from now on. saved: there is a checkpoint of it.
+        """
+        self.cursor, self.step, self.total, self.world, self.first = cursor, step, total, world, first
+        self.stopping, self._stop_at = False, None
+        for record in self.ring:
+            wanted = record.batch >= cursor and self.owns(record.batch)
+            if record.state is SlotState.TRAINING or (record.state is SlotState.READY and not wanted):
+                self._free(record)
+            elif record.state is SlotState.FILLING and not wanted:
+                record.batch = -1
+        # A slot may hold a batch that was far ahead, and others before it are missing now.
+        self.next_batch = max([cursor, *(r.batch + 1 for r in self.ring if r.state is not SlotState.FREE)])
+        self._saving, self._save_due = None, False
+        self._saved_step = step if saved else min(self._saved_step, step - 1)
+        self._forget()
 
     def stop(self) -> None:
         """No batch is begun any more; what drafters have begun, and all before it, is trained, averaged and saved."""
         if self.stopping or self.phase is Phase.ENDED:
             return
         self.stopping = True
+        self._stop_at = self._could_stop()
+        self._round_end = min(self._round_end, self._stop_at)
+
+    def hold(self) -> int:
+        """One of several nodes: nothing is begun until `stop_at`. Returns the batch before which it could stop."""
+        if self._held_at is None:
+            self.stopping = True
+            self._held_at = self._could_stop()
+        return self._held_at
+
+    def stop_at(self, batch: int) -> None:
+        """All nodes have agreed: batches below this one are trained, averaged and saved."""
+        if self._stop_at is not None:
+            return
+        self.stopping, self._stop_at, self._held_at = True, batch, None
         if self.phase is Phase.RUN:
-            self._round_end = self._shortened()
+            self._round_end = self._end_of_round()
+
+    def _could_stop(self) -> int:
+        if self.phase is Phase.RUN and not self._round_is_trained():
+            return self._shortened()
+        return self._round_end if self.phase in (Phase.RUN, Phase.AVERAGING) else self.cursor
 
     def _shortened(self) -> int:
         """The round's end when nothing new is begun: right behind the last batch that a drafter has begun."""
-        begun = [batch + 1 for batch in (*self._begun, *self._trained)]
-        end = max([*begun, self.cursor])
         if self.sync == "step":  # a step that one drafter has begun is everybody's
-            end = self.step_of(end - 1)[1] if end > self.cursor else end
-        return min(self._round_end, end)
+            return min(self._round_end, self.cursor + max(self._steps.values()) * self.world)
+        begun = [batch + 1 for batch in (*self._begun, *self._trained)]
+        return min(self._round_end, max([*begun, self.cursor]))
+
+    def _round_is_trained(self) -> bool:
+        """Whether this node's drafters have done all of the round that is theirs."""
+        if len(self._trained) != self._own(self.cursor, self._round_end):
+            return False
+        steps = -(-(self._round_end - self.cursor) // self.world)
+        return self.sync != "step" or all(done == steps for done in self._steps.values())
 
     def step_of(self, batch: int) -> tuple[int, int]:
         """First batch of the optimiser step that a batch of this round belongs to, and of the next one.
 
         With sync "average" each batch is a step of its own.
         """
-        size = len(self.drafters) if self.sync == "step" else 1
+        size = self.world if self.sync == "step" else 1
         first = batch - (batch - self.cursor) % size
         return first, first + size
 
@@ -307,7 +392,7 @@ class Scheduler:
             if self._again and self._again[0] == batch:
                 self._again.pop(0)
             else:
-                self.next_batch += 1
+                self.next_batch = batch + 1
             worker = self._targets.popleft()
             self.ring[slot] = SlotRecord(SlotState.FILLING, batch, worker)
             actions.append(Fill(worker, slot, batch))
@@ -317,7 +402,7 @@ class Scheduler:
         """The batch to compute next; when stopping only what the shortened round still lacks."""
         if self.phase is Phase.ENDED:
             return None
-        batch = self._again[0] if self._again else self.next_batch
+        batch = self._again[0] if self._again else self._next_own(self.next_batch)
         limit = self._round_end if self.stopping else self.total
         return batch if batch < limit else None
 
@@ -344,7 +429,7 @@ class Scheduler:
         return last
 
     def _trains(self) -> list[Action]:
-        if self.phase is not Phase.RUN:
+        if self.phase is not Phase.RUN or self._held_at is not None:
             return []
         actions: list[Action] = []
         for worker in list(self._waiting):
@@ -364,7 +449,7 @@ class Scheduler:
         return actions
 
     def _ready_for(self, worker: str) -> int | None:
-        mine = self.drafters.index(worker) if self.schedule == "fixed" else None
+        mine = self.first + self.drafters.index(worker) if self.schedule == "fixed" else None
         first, end = self._step_range(worker)
         best: tuple[int, int] | None = None
         for slot, record in enumerate(self.ring):
@@ -374,7 +459,7 @@ class Scheduler:
                 or not self._in_turn(record.batch)
             ):
                 continue
-            if mine is not None and record.batch % len(self.drafters) != mine:
+            if mine is not None and record.batch % self.world != mine:
                 continue
             if best is None or record.batch < best[0]:
                 best = (record.batch, slot)
@@ -384,30 +469,36 @@ class Scheduler:
         """On the fixed schedule a drafter takes its batches in their order."""
         if self.schedule != "fixed":
             return True
-        over = len(self.drafters)
+        over = self.world
         return all(b in self._trained for b in range(self.cursor + (batch - self.cursor) % over, batch, over))
 
     def _step_range(self, worker: str) -> tuple[int, int]:
         """Batches [first, end) out of which a drafter's next one is."""
         if self.sync != "step":
             return self.cursor, self._round_end
-        first = self.cursor + self._steps[worker] * len(self.drafters)
-        return first, min(self._round_end, first + len(self.drafters))
+        first = self.cursor + self._steps[worker] * self.world
+        return first, min(self._round_end, first + self.world)
 
     def _joins(self, worker: str) -> bool:
         """Whether the next step of a drafter has no batch for it: it is a short one, and others have them all."""
         first, end = self._step_range(worker)
         if self.sync != "step" or first >= end:
             return False
-        if self.schedule == "fixed":
-            mine = self.drafters.index(worker)
-            return all(batch % len(self.drafters) != mine for batch in range(first, end))
-        return all(batch in self._begun or batch in self._trained for batch in range(first, end))
+        mine = self.first + self.drafters.index(worker)
+        return all(
+            batch % self.world != mine
+            if self.schedule == "fixed"
+            else not self.owns(batch) or batch in self._begun or batch in self._trained
+            for batch in range(first, end)
+        )
+
 
     def _turns(self) -> list[Action]:
         """Ends of phases."""
-        if self.phase is Phase.RUN and len(self._trained) == self._round_end - self.cursor:
-            if not self._trained:  # stopped, or nothing left to do, right behind a commit
+        if self._held_at not in (None, self._round_end) and self.phase is Phase.RUN:
+            return []  # the others have not said yet where they can stop
+        if self.phase is Phase.RUN and self._round_is_trained():
+            if self._round_end == self.cursor:  # stopped, or nothing left to do, right behind a commit
                 self.phase = Phase.ENDED if self.step == self._saved_step else Phase.SAVING
                 return []
             if set(self._waiting) != set(self.drafters):
@@ -423,11 +514,9 @@ class Scheduler:
             self.cursor = self._round_end
             self._trained.clear()
             self._steps = dict.fromkeys(self.drafters, 0)
-            if self.stopping or self.cursor >= self.total:
-                self.phase = Phase.SAVING
-            else:
-                self.phase = Phase.RUN
-                self._round_end = self._end_of_round()
+            over = self.cursor >= self._limit
+            self.phase = Phase.SAVING if over else Phase.RUN
+            self._round_end = self._end_of_round()
             last = self._saved_step if self._saving is None else self._saving
             self._save_due = self.step - last >= self.save_every
             return [Commit(self.cursor, self.step)]
@@ -443,7 +532,7 @@ class Scheduler:
         return [Save(self.cursor, self.step)]
 
     def _step_after(self) -> int:
-        return self.step + -(-len(self._trained) // len(self.drafters))
+        return self.step + -(-(self._round_end - self.cursor) // self.world)
 
     # ---- slots
 
