@@ -37,6 +37,7 @@ class Averages:
     def __init__(self, layout: StateLayout, folder: str) -> None:
         self.layout = layout
         self.current: Kept | None = None
+        self.previous: Kept | None = None
         self.descriptor = reserve(
             folder,
             layout.total_bytes,
@@ -45,15 +46,43 @@ class Averages:
             "another ring.dir (a larger tmpfs), fewer ring.slots, or a smaller drafter",
         )
 
-    def begin(self) -> int:
-        """The buffer to write the next average into; what it held counts no more."""
+    def begin(self, *, wipe: bool = True) -> int:
+        """The buffer to write the next average into; what it held counts no more.
+
+        Args:
+            wipe: now. Of several nodes one may still need the average before the last one, until all have met for
+                the next: then the drafter that writes it wipes the buffer first.
+        """
         buffer = 0 if self.current is None else BUFFERS - 1 - self.current.buffer
-        os.pwrite(self.descriptor, bytes(HEADER), buffer * self.layout.buffer_bytes)
+        if wipe:
+            self._wipe(buffer)
         return buffer
+
+    def _wipe(self, buffer: int) -> None:
+        os.pwrite(self.descriptor, bytes(HEADER), buffer * self.layout.buffer_bytes)
+
+    def valid(self) -> list[Kept]:
+        """Averages that can be gone back to, the last one first."""
+        found = [] if self.current is None else [self.current]
+        if self.previous is not None and self.current is not None and self.previous.buffer != self.current.buffer:
+            raw = os.pread(self.descriptor, HEADER, self.previous.buffer * self.layout.buffer_bytes)
+            if raw == self.previous.encode():
+                found.append(self.previous)
+        return found
+
+    def go_back(self, step: int) -> None:
+        """The average of this step is the last one from now on; none, if it is not here."""
+        found = next((kept for kept in self.valid() if kept.step == step), None)
+        if found is None or found != self.current:
+            for buffer in range(BUFFERS):
+                if found is None or buffer != found.buffer:
+                    self._wipe(buffer)
+            self.current, self.previous = found, None
 
     def keep(self, step: int, batches: int, sums: Sequence[int]) -> None:
         """The commit: the buffer that `begin` gave is the last average from now on."""
         buffer = 0 if self.current is None else BUFFERS - 1 - self.current.buffer
+        self.previous = self.current
         self.current = Kept(buffer, step, batches, tuple(sums))
         os.pwrite(self.descriptor, self.current.encode(), buffer * self.layout.buffer_bytes)
 
@@ -130,6 +159,8 @@ class AverageMemory:
         import torch
 
         sums = {}
+        if self._rank == 0:
+            os.pwrite(self._descriptor, bytes(HEADER), buffer * self.layout.buffer_bytes)
         for region in self._mine():
             parts = []
             for place in self._places(buffer, region):

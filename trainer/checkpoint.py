@@ -179,18 +179,22 @@ class Store:
 
     Args:
         folder: made if missing. keep_last: newest checkpoints that stay. keep_every: steps; the first checkpoint at or
-            behind each multiple of it stays for ever.
+            behind each multiple of it stays for ever. writes: False for a node that shares the folder with node 0,
+            which alone writes it: then nothing is locked.
 
     Raises:
         ConfigError: another run holds it, or it cannot be written.
     """
 
-    def __init__(self, folder: Path, keep_last: int, keep_every: int | None = None) -> None:
+    def __init__(self, folder: Path, keep_last: int, keep_every: int | None = None, *, writes: bool = True) -> None:
         self.folder = folder
+        self.writes = writes
         self._keep = keep_last
         self._keep_every = keep_every
         self._from: Path | None = None
         self._removing: list[threading.Thread] = []
+        if not writes:
+            return
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -209,6 +213,8 @@ class Store:
 
     def close(self) -> None:
         """Lets the folder go; half-written checkpoints of this run go too."""
+        if not self.writes:
+            return
         for thread in self._removing:
             thread.join(REMOVE_S)
         self._sweep()
@@ -223,6 +229,10 @@ class Store:
     def resumed_from(self, checkpoint: Checkpoint) -> None:
         """Remembers where this run began: newer checkpoints are another history, to be set aside at the first save."""
         self._from = checkpoint.path
+
+    def went_back(self, step: int) -> None:
+        """The run goes on from this step: newer checkpoints are of a history that it left."""
+        self._from = self.folder / name_of(step)
 
     def begin(self, step: int, state: Mapping[str, Any]) -> Path:
         """A hidden folder to write into, with state.json in it; `seal` makes it whole.

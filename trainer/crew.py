@@ -227,16 +227,25 @@ class Crew:
         cause = min(ended, key=lambda w: (not w.hopeless, w.echo, w.ended_at))
         if cause.hopeless:
             raise self.error_of(cause)
+        self.end_drafters()
+        if self._fallen(cause):
+            self.start_drafters()
+
+    def end_drafters(self) -> None:
+        """Kills those that live; what they still say is of a life that does not count."""
+        self._fell_at = None
         for worker in self.drafters:
             if worker.exit_code is None:
-                self._lost(worker)  # before the kill: what it still says is of a life that does not count
+                self._lost(worker)
                 worker.exit_code = worker.kill()
                 self._tee(worker, rest=True)
                 ended_by = {"exitcode": worker.exit_code, "by": "launcher"}
                 self.output.event("worker_exit", worker=worker.name, life=worker.life, **ended_by)
-        if self._fallen(cause):
-            for worker in self.drafters:
-                self._start_anew(worker)
+
+    def start_drafters(self) -> None:
+        """The next life of all of them."""
+        for worker in self.drafters:
+            self._start_anew(worker)
 
     def error_of(self, worker: Worker) -> TrainerError:
         """Why a worker ended, as the error that the run ends with."""

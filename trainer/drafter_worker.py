@@ -96,7 +96,11 @@ class DrafterWorker:
                 self.masters.load("weight", name, tensor.float())
 
     def _join(self, setup: Mapping[str, Any]) -> None:
-        """The group of all drafters of this machine, met at the launcher's store; none for a single one."""
+        """The group of all drafters, met at the launcher's store, or at the endpoint of several nodes."""
+        group = setup["group"]
+        if group is not None:
+            self._join_nodes(group)
+            return
         if setup["store"] is None:
             return
         timeout = timedelta(seconds=self.config.workers.timeout_s)
@@ -108,6 +112,21 @@ class DrafterWorker:
             world_size=len(self.config.workers.drafter_devices),
             timeout=timeout,
         )
+
+    def _join_nodes(self, group: Mapping[str, Any]) -> None:
+        """With the drafters of other nodes; who lacks the state that all begin with gets it from one that has it."""
+        timeout = timedelta(seconds=self.config.workers.timeout_s)
+        endpoint = torch.distributed.TCPStore(group["host"], int(group["port"]), is_master=False, timeout=timeout)  # type: ignore[attr-defined]
+        dist.init_process_group(
+            "nccl" if self.device.type == "cuda" else "gloo",
+            store=dist.PrefixStore(f"dflash/group/{group['name']}", endpoint),  # type: ignore[attr-defined]
+            rank=int(group["rank"]),
+            world_size=int(group["world"]),
+            timeout=timeout,
+        )
+        if group["source"] is not None:
+            make_equal(self.masters.tensors(), int(group["source"]))
+            self.masters.set_count(int(group["step"]))
 
     def batch_of(self, message: Message) -> Batch:
         """The batch in a slot, with its anchors, on this device. On the CPU the features stay in the ring."""

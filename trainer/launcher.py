@@ -18,7 +18,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -36,18 +36,31 @@ from trainer.restarts import Restarts
 from trainer.ring import create_ring
 from trainer.saving import Saved, Saver
 from trainer.scheduler import Average, Commit, Fill, Join, Phase, Save, Scheduler, Train
+from trainer.several import Several
 from trainer.signals import StopSignals
 from trainer.workers import Worker
+
+if TYPE_CHECKING:
+    from trainer.nodes import Nodes
 
 TICK_S = 0.2
 
 
-def launch(prepared: Prepared, attempt: Path, checkpoints: Path, signals: StopSignals) -> int:
+def launch(
+    prepared: Prepared,
+    attempt: Path,
+    checkpoints: Path,
+    signals: StopSignals,
+    nodes: Nodes | None = None,
+    *,
+    shared: bool = False,
+) -> int:
     """Runs to the end.
 
     Args:
         prepared: what to run. attempt: folder of this attempt, made if missing. checkpoints: their folder.
-        signals: TERM and INT, also those that came before.
+        signals: TERM and INT, also those that came before. nodes: this node among several, which have met.
+        shared: the checkpoints folder is that of node 0, which alone writes it.
 
     Returns:
         The exit code: 0 finished, 3 stopped.
@@ -62,13 +75,13 @@ def launch(prepared: Prepared, attempt: Path, checkpoints: Path, signals: StopSi
             f"the attempt's folder cannot be made: {error}", str(attempt), "name a folder that can be written"
         ) from error
     keep = prepared.config.checkpoint
-    store = Store(checkpoints, keep.keep_last, keep.keep_every)
+    store = Store(checkpoints, keep.keep_last, keep.keep_every, writes=not shared)
     try:
         ring = create_ring(prepared.layout, prepared.config.ring.dir)
         try:
             averages = Averages(prepared.state, prepared.config.ring.dir)
             try:
-                return Launcher(prepared, attempt, store, ring, averages, signals).run()
+                return Launcher(prepared, attempt, store, ring, averages, signals, nodes).run()
             finally:
                 averages.close()
         except OSError as error:
@@ -94,6 +107,7 @@ class Launcher:
         ring: int,
         averages: Averages,
         signals: StopSignals,
+        nodes: Nodes | None = None,
     ) -> None:
         self.prepared = prepared
         self.config = prepared.config
@@ -128,6 +142,8 @@ class Launcher:
             save_every=self.config.checkpoint.every,
             schedule=self.config.train.schedule,
             sync=self.config.train.sync,
+            world=0 if nodes is None else nodes.world,
+            first=0 if nodes is None else nodes.first,
         )
         self.restarts = Restarts(self.config.workers.drafter_restarts)
         self.sums: dict[int, int] = {}
@@ -139,6 +155,7 @@ class Launcher:
         self.failed_saves = 0
         self.lr = 0.0
         self.tcp_store: Any = None
+        self.several: Several | None = None if nodes is None else Several(self, nodes)
 
     # ---- the loop
 
@@ -147,12 +164,16 @@ class Launcher:
         self._say_beginning()
         try:
             self._signalled()
+            if self.several is not None:
+                self.several.first()
             self._act()
             if self.scheduler.phase is not Phase.ENDED:
                 self._serve()
             code = FINISHED if self.scheduler.cursor >= self.scheduler.total else STOPPED
             self.crew.dismiss()
         except TrainerError:
+            if self.several is not None:
+                self.several.save_what_is_held()
             self._finish_saving()
             raise
         finally:
@@ -170,18 +191,22 @@ class Launcher:
         self.crew.start_all()
         last_tick = 0.0
         others = {self.signals.reader: self._signalled, self.saver.reader: self._look_at_saver}
-        while self.scheduler.phase is not Phase.ENDED:
+        if self.several is not None:
+            others[self.several.reader] = self.several.look
+        while self.scheduler.phase is not Phase.ENDED or (self.several is not None and self.several.meeting):
             self.crew.wait(TICK_S, others)
             if time.monotonic() - last_tick >= TICK_S:
                 last_tick = time.monotonic()
                 self.crew.tick()
                 self._look_at_saver()
+                if self.several is not None:
+                    self.several.look()
             self._act()
 
     def _new_rendezvous(self) -> None:
         """A store for this life of the drafters; the one before, with whatever they left in it, goes."""
         self.tcp_store = None
-        if len(self.scheduler.drafters) > 1:
+        if self.several is None and len(self.scheduler.drafters) > 1:
             self.tcp_store = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # type: ignore[attr-defined]
 
     def _say_beginning(self) -> None:
@@ -194,9 +219,11 @@ class Launcher:
             for bad in p.index.bad:
                 self.output.line(f"bad data: {p.index.source}:{bad.number + 1}: {bad.reason}")
         epoch, _ = p.plan.place(p.cursor)
-        if p.resume is not None:
+        if self.several is not None and self.several.joins_a_run:
+            self.output.event("resumed", step=f"{p.step}/{self.scheduler.total_steps}", path="of_the_other_nodes")
+        elif p.resume is not None:
             self.store.resumed_from(p.resume)
-            self.output.event("resumed", step=f"{p.step}/{p.total_steps}", path=p.resume.path)
+            self.output.event("resumed", step=f"{p.step}/{self.scheduler.total_steps}", path=p.resume.path)
         else:
             self.output.line(f"no checkpoint to resume from in {self.store.folder}: a fresh start")
         self.record.begin(seed=self.config.train.seed, step=p.step, epoch=epoch, batch=p.cursor, accepted=p.index.ids)
@@ -205,12 +232,16 @@ class Launcher:
         for number in self.signals.read():
             if not self.scheduler.stopping:
                 self.output.event("stop_requested", signal=number.name)
-            self.scheduler.stop()
+            if self.several is None:
+                self.scheduler.stop()
+            else:
+                self.several.stop()
 
     # ---- workers
 
     def _setup(self, worker: Worker) -> Message:
         p = self.prepared
+        receives = self.several is not None and self.several.receives()
         return {
             "k": "setup",
             "rank": worker.rank,
@@ -223,8 +254,9 @@ class Launcher:
             "lengths_used": list(p.plan.lengths_used()),
             "state": p.state.to_dict(),
             "average": None if self.averages.current is None else self.averages.current.buffer,
-            "resume": None if p.resume is None else str(p.resume.path),
+            "resume": None if p.resume is None or receives else str(p.resume.path),
             "step": p.step,
+            "group": None if self.several is None else self.several.group(worker),
             "store": None if self.tcp_store is None else self.tcp_store.port,
         }
 
@@ -241,11 +273,15 @@ class Launcher:
         if self.scheduler.phase is Phase.SAVING:
             return False  # all that was begun is in the last average, which is being saved
         why = cause.fault_text()
-        outside = cause.fault is None and cause.exit_code == -signal.SIGKILL
+        # Of several nodes most drafters end because of another one, over and over in the same words.
+        outside = self.several is not None or (cause.fault is None and cause.exit_code == -signal.SIGKILL)
         refusal = self.restarts.refusal(why, from_outside=outside)
         if refusal:
             error = self.crew.error_of(cause)
             raise type(error)(f"{error.what} ({refusal})", error.where, error.next)
+        if self.several is not None:
+            self.several.fell(f"{cause.name}: {why}")
+            return False
         again = self.scheduler.drafters_died()
         step = self.scheduler.step
         self.record.rollback(step, why)
@@ -312,6 +348,8 @@ class Launcher:
 
     def _report(self) -> None:
         s = self.scheduler
+        if self.several is not None:
+            self.samples += self.several.add_others()
         self.meter.record(
             step=s.steps_done,
             total=s.total_steps,
@@ -337,7 +375,7 @@ class Launcher:
                 self.crew.send(action.worker, {"k": "join", "lr": self._lr(action.batch)})
             elif isinstance(action, Average):
                 self.sums.clear()
-                buffer = self.averages.begin()
+                buffer = self.averages.begin(wipe=self.several is None)
                 for name in self.scheduler.drafters:
                     self.crew.send(name, {"k": "average", "step": action.step, "buffer": buffer})
             elif isinstance(action, Commit):
@@ -372,7 +410,9 @@ class Launcher:
         for epoch in self._epochs_over(commit.upto):
             self.record.epoch(epoch)
             self.output.event("epoch", epoch=epoch)
-        self.record.commit(commit.step)
+        self.record.commit(commit.step, commit.upto)
+        if self.several is not None:
+            self.several.committed(commit.step)
         self.committed, self.committed_samples, self.committed_at = commit.upto, self.samples, time.monotonic()
         self.restarts.progress()
 
@@ -384,6 +424,10 @@ class Launcher:
     # ---- checkpoints
 
     def _save(self, save: Save) -> None:
+        if not self.store.writes:
+            self._report()
+            self.scheduler.saved()
+            return
         if self.scheduler.phase is Phase.SAVING:  # the last one: nothing else is left to do
             self._report()
             self.output.stage("saving", 0, 1, f"step-{save.step}")
@@ -413,6 +457,12 @@ class Launcher:
         self.output.event("checkpoint", step=saved.step, path=path, seconds=f"{saved.seconds:.1f}")
         self.scheduler.saved()
 
+    def save_now(self, save: Save) -> None:
+        """A checkpoint of the last average, though the run ends with an error."""
+        self._finish_saving()
+        self._conclude(self.saver.start(save.step, self._state(save)))
+        self._finish_saving()
+
     def _finish_saving(self) -> None:
         """The run ends with an error; a checkpoint that is being written is good, and may take its time."""
         while self.saver.busy:
@@ -437,7 +487,7 @@ class Launcher:
             },
             "data": {"path": p.index.path, "sha256": p.index.sha256, "samples": len(p.index.ids)},
             "drafter": p.drafter.to_hf(),
-            "drafters": len(self.scheduler.drafters),
+            "drafters": self.scheduler.world,
             "moments": config.train.moments,
             "threads": config.workers.threads,
             "torch": torch.__version__,

@@ -168,7 +168,8 @@ def _loopback(address: str) -> bool:
 
 
 def choose(reports: Sequence[Report]) -> tuple[str, Held, int | None] | str:
-    """Where a generation of these nodes starts: (origin, state, source), or why it cannot.
+    """Where a generation of these nodes starts: (origin, state, source), or why it cannot. Nothing but fresh launchers
+    may start from a checkpoint: what another one has done since would be lost without a word.
 
     Of nodes that were cut off for a while only those count that were in the newest generation: what the others hold is
     of a history that was left.
@@ -180,9 +181,11 @@ def choose(reports: Sequence[Report]) -> tuple[str, Held, int | None] | str:
         if common:
             state = max(common, key=lambda h: h.step)
             lacking = any(state not in r.held or r not in carriers for r in reports)
-            return HELD, state, min(r.rank for r in carriers) if lacking else None
+            return HELD, state, min(r.rank for r in carriers if state in r.held) if lacking else None
+    if newest > 0:
+        return "no average is held by all nodes that are left"
     if not any(r.saved for r in reports):
-        return FRESH, Held(0, 0, ""), None
+        return FRESH, Held(0, 0, ""), min(r.rank for r in reports)
     common = set.intersection(*(set(r.saved) for r in reports))
     if common:
         return SAVED, max(common, key=lambda h: h.step), None
@@ -265,6 +268,13 @@ def decide(
             )
         ready = [r for r in ready if str(r.rank) not in refused]
     found = choose(ready)
+    if isinstance(found, str) and any(r.generation for r in ready):
+        return Decision(
+            error=found,
+            where="the nodes' memory",
+            next="start all nodes again: they go on from their checkpoints",
+            code=1,
+        )
     if isinstance(found, str):
         return Decision(
             error=found,

@@ -178,6 +178,7 @@ class Nodes:
             "rank": self.first + local_rank,
             "world": self.world,
             "source": first,
+            "step": self.mine.start.step,
         }
 
     # ---- what this node says
@@ -189,6 +190,7 @@ class Nodes:
     def introduce(self, facts: Mapping[str, Any], saved: Sequence[Held], folder: str) -> None:
         """Before the first meeting: what must be the same everywhere, and checkpoints that are here."""
         self._facts = dict(facts)
+        self._waiting_since = time.monotonic()
         self._say(facts=self._facts, saved=tuple(saved), folder=folder, phase=READY)
 
     def ready(self, held: Sequence[Held], base: Mapping[str, Any], why: str = "") -> None:

@@ -59,11 +59,23 @@ class PlanRecord:
         self._sync()
 
     def ack(self, batch: PlannedBatch, drafter: str) -> None:
-        self._write(k="ack", epoch=batch.epoch, batch=batch.index, samples=list(batch.sample_ids), drafter=drafter)
+        self._write(
+            k="ack",
+            epoch=batch.epoch,
+            batch=batch.index,
+            n=batch.number,
+            samples=list(batch.sample_ids),
+            drafter=drafter,
+        )
 
-    def commit(self, step: int) -> None:
-        """All acknowledgements so far are in everybody's weights."""
-        self._write(k="commit", step=step, checkpoint=None)
+    def commit(self, step: int, upto: int) -> None:
+        """All acknowledgements so far are in everybody's weights, which stand for the run's batches below `upto`."""
+        self._write(k="commit", step=step, upto=upto, checkpoint=None)
+
+    def generation(self, *, token: str, number: int, node: int, nodes: Sequence[int], step: int, batches: int) -> None:
+        """Nodes train together from here on, from that step; what any of them trained beyond it counts no more."""
+        self._write(k="generation", token=token, number=number, node=node, nodes=list(nodes), step=step, upto=batches)
+        self._sync()
 
     def checkpoint(self, step: int, path: Path) -> None:
         """What the commit of this step held is in that checkpoint, which gets its name now."""

@@ -157,13 +157,16 @@ def prepare(
         notes.append(replanned)
     plan = Plan(index.ids, index.lengths, config.train.seed, config.data.batch_size, config.buckets, base)
     cursor, step = (0, 0) if chosen is None else (chosen.batches, chosen.step)
-    drafters = len(config.workers.drafter_devices)
-    if config.train.steps is not None:
-        total = cursor + max(0, config.train.steps - step) * drafters
-    else:
-        assert config.epochs is not None
-        total = max(cursor, plan.total(config.epochs))
+    total = total_batches(config, plan, cursor, step, len(config.workers.drafter_devices))
     return Prepared(config, target, drafter, layout, state, index, plan, chosen, cursor, step, total, tuple(notes))
+
+
+def total_batches(config: RunConfig, plan: Plan, cursor: int, step: int, drafters: int) -> int:
+    """Batches of the whole run, by what is done (batches, steps) and the number of drafters from now on."""
+    if config.train.steps is not None:
+        return cursor + max(0, config.train.steps - step) * drafters
+    assert config.epochs is not None
+    return max(cursor, plan.total(config.epochs))
 
 
 def _size(path: str) -> int:

@@ -78,6 +78,19 @@ class Totals:
     batches: int = 0
 
 
+_SUMMED = (
+    "numerator",
+    "denominator",
+    "correct",
+    "positions",
+    "prefix_sum",
+    "prefix_count",
+    "block_tokens",
+    "context_tokens",
+    "grad_norm",
+)
+
+
 @dataclass(frozen=True)
 class WorkerTimes:
     """Seconds of one worker's present life, cumulative."""
@@ -104,6 +117,8 @@ class Meter:
         self._since = time.monotonic()
         self._before: dict[tuple[str, int], dict[str, float]] = {}
         self._logged: int | None = None
+        #: What this launcher's own drafters have done since it began, by the names of `Totals`.
+        self.sums: dict[str, float] = {}
 
     def start(self, step: int, times: Callable[[], Iterable[WorkerTimes]]) -> bool:
         """The next batch is about to be trained; True for the first one: loading is no part of the pace.
@@ -138,6 +153,16 @@ class Meter:
         t.grad_norm += stats["grad_norm"]
         t.samples += samples
         t.batches += 1
+        for name in _SUMMED:
+            self.sums[name] = self.sums.get(name, 0.0) + float(stats[name])
+        for name, more in (("samples", samples), ("batches", 1)):
+            self.sums[name] = self.sums.get(name, 0.0) + more
+
+    def add_others(self, gained: Mapping[str, float]) -> None:
+        """What other nodes have done in this interval."""
+        for name, value in gained.items():
+            before = getattr(self.totals, name)
+            setattr(self.totals, name, type(before)(before + max(0.0, value)))
 
     def due(self, step: int, every: int) -> bool:
         return self._logged is not None and step - self._logged >= every

@@ -57,6 +57,16 @@ class Saver:
     def busy(self) -> bool:
         return self._process is not None
 
+    @property
+    def step(self) -> int:
+        """Of the checkpoint that is being written, or was last."""
+        return self._step
+
+    def abandon(self) -> None:
+        """What is being written is not wanted any more."""
+        if self._process is not None:
+            self._done("given up")
+
     def start(self, step: int, state: Mapping[str, Any]) -> Saved | None:
         """Begins to write the last average; a result at once only if not even that was possible."""
         assert self._process is None and self.averages.current is not None
@@ -125,7 +135,6 @@ class Saver:
 
     def close(self) -> None:
         """What is still being written is given up."""
-        if self._process is not None:
-            self._done("given up")
+        self.abandon()
         self.reader.close()
         self._writer.close()

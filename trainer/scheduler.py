@@ -299,11 +299,14 @@ class Scheduler:
         self.phase = Phase.RUN
         self._round_end = self._end_of_round()
 
-    def regroup(self, *, cursor: int, step: int, total: int, world: int, first: int, saved: bool) -> None:
+    def regroup(
+        self, *, cursor: int, step: int, total: int, world: int, first: int, saved: bool, saving: int | None = None
+    ) -> None:
         """Other nodes, or the same ones again: all begin at a commit that may be older than this node's last one.
 
         Args:
             cursor, step: of that commit. total, world, first: as from now on. saved: there is a checkpoint of it.
+            saving: step of the checkpoint that is being written.
         """
         self.cursor, self.step, self.total, self.world, self.first = cursor, step, total, world, first
         self.stopping, self._stop_at = False, None
@@ -315,7 +318,7 @@ class Scheduler:
                 record.batch = -1
         # A slot may hold a batch that was far ahead, and others before it are missing now.
         self.next_batch = max([cursor, *(r.batch + 1 for r in self.ring if r.state is not SlotState.FREE)])
-        self._saving, self._save_due = None, False
+        self._saving, self._save_due = saving, False
         self._saved_step = step if saved else min(self._saved_step, step - 1)
         self._forget()
 
@@ -491,7 +494,6 @@ class Scheduler:
             else not self.owns(batch) or batch in self._begun or batch in self._trained
             for batch in range(first, end)
         )
-
 
     def _turns(self) -> list[Action]:
         """Ends of phases."""

@@ -70,7 +70,7 @@ def test_forms_survive_json() -> None:
 def test_drafters_are_numbered_through_all_nodes() -> None:
     made = generation(node(0, drafters=2), node(1, drafters=1), node(2, drafters=3))
     assert [(m.rank, m.drafters, m.first) for m in made.members] == [(0, 2, 0), (1, 1, 2), (2, 3, 3)]
-    assert (made.generation, made.world, made.origin, made.source) == (1, 6, FRESH, None)
+    assert (made.generation, made.world, made.origin, made.source) == (1, 6, FRESH, 0)
 
 
 def test_the_first_meeting_waits_for_all() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.errors import STOPPED, ConfigError, TrainerError, say, write_error_file
+from trainer.errors import STOPPED, TrainerError, say, write_error_file
 from trainer.node_args import add_node_arguments, node_args
 
 if TYPE_CHECKING:
@@ -45,10 +45,14 @@ def main(args: argparse.Namespace) -> int:
     faulthandler.register(signal.SIGUSR2, all_threads=True)  # "where do you stand?", as in the workers
     with StopSignals() as signals:
         try:
-            if node_args(args).several:
-                raise ConfigError("this release trains on one machine only", "--nnodes", "start it with --nnodes 1")
+            place = node_args(args)
             config = load_config(args.config, args.overrides, targets=args.targets, drafters=args.drafters)
             raise_if_any(gpus_missing(config))
+            if place.several:
+                from trainer.several import run_several
+
+                folders = args.out.absolute(), args.checkpoints.absolute()
+                return run_several(place, config, *folders, args.resume, signals, _progress(signals))
             prepared = prepare(config, args.checkpoints, args.resume, progress=_progress(signals))
             from trainer.launcher import launch
 
