@@ -144,6 +144,7 @@ class Launcher:
             sync=self.config.train.sync,
             world=0 if nodes is None else nodes.world,
             first=0 if nodes is None else nodes.first,
+            aligned=nodes is not None,
         )
         self.restarts = Restarts(self.config.workers.drafter_restarts)
         self.sums: dict[int, int] = {}

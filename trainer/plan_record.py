@@ -146,15 +146,23 @@ def audit(folder: Path) -> Audit:
     Raises:
         ConfigError: there is no plan.jsonl.
     """
-    if (folder / PLAN_FILE).is_file():
-        files = [folder / PLAN_FILE]
-    else:
-        found = [p for p in folder.glob(f"*/{PLAN_FILE}") if p.parent.name.isascii() and p.parent.name.isdigit()]
-        files = sorted(found, key=lambda p: int(p.parent.name))
-    if not files:
-        raise ConfigError(f"no {PLAN_FILE} in it or in its numbered folders", str(folder), "give run/attempts")
+    files = attempt_files(folder)
     result = Audit(attempts=len(files))
     return replay([(p.parent.name, read_lines(p, result)) for p in files], result)
+
+
+def attempt_files(folder: Path) -> list[Path]:
+    """The plan.jsonl of attempts 1..n under a folder (or of a single attempt's folder).
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if (folder / PLAN_FILE).is_file():
+        return [folder / PLAN_FILE]
+    found = [p for p in folder.glob(f"*/{PLAN_FILE}") if p.parent.name.isascii() and p.parent.name.isdigit()]
+    if not found:
+        raise ConfigError(f"no {PLAN_FILE} in it or in its numbered folders", str(folder), "give run/attempts")
+    return sorted(found, key=lambda p: int(p.parent.name))
 
 
 def read_lines(path: Path, result: Audit) -> list[dict[str, Any]]:
@@ -224,11 +232,12 @@ def replay(attempts: Sequence[tuple[str, Sequence[dict[str, Any]]]], result: Aud
                     saved[step] = commits[step]
                     last_saved = commits[step][0]
     result.provisional = len(kept) - last_saved
-    result.epochs = list(_judge(kept, set(over), accepted))
+    result.epochs = list(judge(kept, set(over), accepted))
     return result
 
 
-def _judge(kept: Sequence[tuple[int, Sequence[int]]], over: set[int], accepted: Sequence[int]) -> Iterator[EpochAudit]:
+def judge(kept: Sequence[tuple[int, Sequence[int]]], over: set[int], accepted: Sequence[int]) -> Iterator[EpochAudit]:
+    """Each epoch that anything was trained of, by (epoch, samples) of every batch that counts."""
     counts: dict[int, Counter[int]] = {}
     for epoch, samples in kept:
         counts.setdefault(epoch, Counter()).update(samples)

@@ -114,6 +114,8 @@ class Scheduler:
         cursor: batches done before. step: optimiser steps done before. total: batches of the run.
         average_every, save_every: in steps. schedule: "ready" or "fixed". sync: "average" or "step".
         world: drafters of all nodes (0: these are all). first: number of the first of these among them.
+        aligned: checkpoints are due where a multiple of `save_every` is passed, whenever the last one was taken: the
+            same steps on every node, also on one that came later.
     """
 
     drafters: tuple[str, ...]
@@ -127,6 +129,7 @@ class Scheduler:
     sync: str = "average"
     world: int = 0
     first: int = 0
+    aligned: bool = False
     phase: Phase = Phase.RUN
     stopping: bool = False
     ring: list[SlotRecord] = field(init=False)
@@ -512,7 +515,7 @@ class Scheduler:
             self.phase = Phase.AVERAGING
             return [Average(self._step_after())]
         if self.phase is Phase.AVERAGING and self._averaged == set(self.drafters):
-            self.step = self._step_after()
+            before, self.step = self.step, self._step_after()
             self.cursor = self._round_end
             self._trained.clear()
             self._steps = dict.fromkeys(self.drafters, 0)
@@ -520,7 +523,10 @@ class Scheduler:
             self.phase = Phase.SAVING if over else Phase.RUN
             self._round_end = self._end_of_round()
             last = self._saved_step if self._saving is None else self._saving
-            self._save_due = self.step - last >= self.save_every
+            if self.aligned:
+                self._save_due |= self.step // self.save_every > before // self.save_every
+            else:
+                self._save_due = self.step - last >= self.save_every
             return [Commit(self.cursor, self.step)]
         return []
 

@@ -42,3 +42,31 @@ def test_two_nodes_equal_one_with_all_drafters(make_run: Callable[..., Run], tmp
     seen = [sum(m["samples"] for m in run.metrics()[-1:]) for run in two.runs]
     assert seen[0] == 90  # node 0 tells of all
     assert seen[1] < 60  # and each other one of itself
+
+
+def lost(cluster: Cluster, rank: int) -> None:
+    """Kills a node's launcher, and with it all that it started."""
+    run = cluster.runs[rank]
+    run.workers()
+    run.running[-1].kill()
+    run.running[-1].wait(30)
+
+
+def test_a_node_that_is_killed_is_waited_for_and_comes_back(make_run: Callable[..., Run], tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "data": write_samples(tmp_path / "data.jsonl", 400),
+        "train.average_every": 4,
+        "checkpoint.every": 16,
+        "nodes.lost_after_s": 2,
+    }
+    pair = Cluster([make_run("node0", **options), make_run("node1", **options)])
+    pair.start_all()
+    pair.runs[0].until(lambda: "event=checkpoint" in pair.runs[0].log)
+    at = len(pair.runs[0].metrics())
+    pair.runs[0].until(lambda: len(pair.runs[0].metrics()) > at + 3)
+    lost(pair, 1)
+    pair.runs[0].until(lambda: "event=node_lost node=1 why=nothing_was_heard_of_it_for_2_s" in pair.runs[0].log)
+    pair.start(1)
+    assert pair.wait() == [0, 0], pair.logs
+    print(pair.logs)
+    assert 0

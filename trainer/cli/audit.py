@@ -9,14 +9,23 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("attempts", type=Path, metavar="ATTEMPTS_DIR", help="run/attempts, or one attempt's folder")
+    parser.add_argument(
+        "attempts",
+        type=Path,
+        nargs="+",
+        metavar="ATTEMPTS_DIR",
+        help="run/attempts, or one attempt's folder; of a job on several nodes those of all of them",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
 
 
 def main(args: argparse.Namespace) -> int:
+    from trainer.nodes_record import audit_nodes, is_of_several
     from trainer.plan_record import audit
 
-    result = audit(args.attempts)
+    folders: list[Path] = args.attempts
+    several = len(folders) > 1 or is_of_several(folders[0])
+    result = audit_nodes(folders) if several else audit(folders[0])
     if args.json:
         print(json.dumps({"schema": 1, "kind": "audit", "ok": result.ok, **dataclasses.asdict(result)}))
         return 0 if result.ok else 1
