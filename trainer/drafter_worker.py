@@ -127,6 +127,9 @@ class DrafterWorker:
         if group["source"] is not None:
             make_equal(self.masters.tensors(), int(group["source"]))
             self.masters.set_count(int(group["step"]))
+        if group["keep"] is not None:
+            sums = self.memory.write(int(group["keep"]), self.masters)
+            self.channel.send({"k": "received", "sums": sums})
 
     def batch_of(self, message: Message) -> Batch:
         """The batch in a slot, with its anchors, on this device. On the CPU the features stay in the ring."""

@@ -317,6 +317,8 @@ class Launcher:
             self._trained(worker, message)
         elif kind == "joined":
             self._idle(worker)
+        elif kind == "received" and self.several is not None:
+            self.several.received(message["sums"])
         elif kind == "averaged":
             self.sums |= {int(region): int(total) for region, total in message["sums"].items()}
             self.scheduler.averaged(worker.name)

@@ -11,7 +11,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,7 +162,18 @@ class Several:
     # ---- what drafters need
 
     def group(self, worker: Worker) -> dict[str, Any] | None:
-        return self.nodes.group(worker.rank)
+        """How a drafter joins the others; `keep`: buffer for a state that this node did not hold."""
+        group = self.nodes.group(worker.rank)
+        if group is None:
+            return None
+        keep = self.launcher.averages.begin() if self.receives() and worker.rank == 0 else None
+        return {**group, "keep": keep}
+
+    def received(self, sums: Mapping[str, int]) -> None:
+        """The state that all begin with is in this node's memory too."""
+        start = self.nodes.mine.start
+        self.launcher.averages.keep(start.step, start.batches, [int(sums[i]) for i in sorted(sums, key=int)])
+        self.marks[start.step] = start.mark
 
     def receives(self) -> bool:
         """This node's drafters get their state from another node, and need none of their own."""

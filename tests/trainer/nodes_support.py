@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
+import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline_support import REPO, Run  # type: ignore[import-not-found]
+
+sys.path.append(str(REPO / "tests"))  # the lab's package, also where only these tests are run
+from lab import net
+from lab.needs import SBIN
+from lab.shell import sh
 
 
 def free_port() -> int:
@@ -70,3 +77,51 @@ class Cluster:
     @property
     def logs(self) -> str:
         return "\n".join(f"---- node {rank}\n{run.log}" for rank, run in enumerate(self.runs))
+
+
+def no_namespaces() -> str | None:
+    """Why there can be no network namespaces here, or None."""
+    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+        return "network namespaces need Linux and root"
+    absent = [name for name in ("ip", "iptables", "nsenter") if shutil.which(name, path=SBIN) is None]
+    return f"network namespaces need {', '.join(absent)} (.ci/lab-packages installs them)" if absent else None
+
+
+class Wire:
+    """Two network namespaces and a wire between them, 192.0.2.1 and 192.0.2.2. A context."""
+
+    def __init__(self) -> None:
+        number = secrets.token_hex(3)
+        self.spaces = [f"dn{number}-{rank}" for rank in (0, 1)]
+
+    def __enter__(self) -> Wire:
+        for space in self.spaces:
+            sh(["ip", "netns", "add", space])
+        first, second = self.spaces
+        sh(["ip", "-n", first, "link", "add", "wire", "type", "veth", "peer", "name", "wire", "netns", second])
+        for rank, space in enumerate(self.spaces):
+            sh(["ip", "-n", space, "link", "set", "lo", "up"])
+            sh(["ip", "-n", space, "addr", "add", f"192.0.2.{rank + 1}/30", "dev", "wire"])
+            sh(["ip", "-n", space, "link", "set", "wire", "up"])
+        return self
+
+    def __exit__(self, *about: object) -> None:
+        for space in self.spaces:
+            sh(["ip", "netns", "del", space], ok=None)
+
+    def inside(self, rank: int) -> contextlib.AbstractContextManager[None]:
+        """What this thread starts is on that node's side."""
+        return net.inside(self.spaces[rank])
+
+    @contextlib.contextmanager
+    def cut(self) -> Iterator[None]:
+        """Nothing passes, and nobody is told: no FIN, no reset."""
+        table = ["nsenter", f"--net=/run/netns/{self.spaces[0]}", "iptables", "-w", "5"]
+        rules = [[chain, way, "wire", "-j", "DROP"] for chain, way in (("INPUT", "-i"), ("OUTPUT", "-o"))]
+        for rule in rules:
+            sh([*table, "-I", *rule])
+        try:
+            yield
+        finally:
+            for rule in rules:
+                sh([*table, "-D", *rule])

@@ -358,7 +358,7 @@ def test_torn_and_foreign_lines_are_skipped(tmp_path: Path) -> None:
     record.begin(seed=0, step=0, epoch=0, batch=0, accepted=range(4))
     record.ack(plan.batch(0), "drafter0")
     record.epoch(0)
-    record.commit(1)
+    record.commit(1, 1)
     record.checkpoint(1, tmp_path / "step-00000001")
     record.close()
     whole = (tmp_path / "plan.jsonl").read_bytes()
