@@ -103,7 +103,7 @@ class Decision:
         origin: HELD, SAVED or FRESH. start: the state that all begin with. source: the node whose first drafter gives
         it to those that lack it; None if nobody does. base: of the plan, for nodes that were away.
         stop_at: batch at which all stop; None while nobody was asked to.
-        refused: why a node may not take part. error, code: all end with it.
+        refused: life of a node -> why it may not take part. error, code: all end with it.
     """
 
     generation: int = 0
@@ -213,10 +213,15 @@ def seat(reports: Sequence[Report]) -> tuple[Member, ...]:
 
 @dataclass(frozen=True)
 class Waiting:
-    """No decision yet: for whom the meeting waits. `lost`: those that have left a generation and are not back."""
+    """No decision yet: for whom the meeting waits.
+
+    Attributes:
+        ranks: of these nodes. lost: those that have left a generation and are not back. refused: life -> why.
+    """
 
     ranks: tuple[int, ...]
     lost: tuple[int, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 def decide(
@@ -238,8 +243,19 @@ def decide(
     ended = next((r for r in reports.values() if r.phase == FAILED and r.code not in (0, 1, 3)), None)
     if ended is not None:
         return dataclasses.replace(previous, error=f"node {ended.rank} ended: {ended.why}", code=ended.code)
+    stopping = any(r.stop for r in reports.values())
     ready = [r for rank, r in sorted(reports.items()) if rank in alive and r.phase == READY]
-    stopping = any(r.stop for r in ready)
+    misfits = {r.rank: why for r in ready if 0 in reports and (why := refusal(reports[0], r))}
+    if misfits and not previous.members:
+        rank, why = next(iter(misfits.items()))
+        return Decision(
+            error=f"node {rank} does not fit: {why}",
+            where=f"node {rank}",
+            next="give all nodes the same config, data and target",
+            code=2,
+        )
+    refused = {reports[rank].life: why for rank, why in misfits.items()}
+    ready = [r for r in ready if r.rank not in misfits]
     here = {r.rank for r in ready}
     was = {m.rank for m in previous.members}
     # A member that lives but is not ready is about to be: its drafters are being ended.
@@ -249,24 +265,11 @@ def decide(
     absent = tuple(rank for rank in range(nodes) if rank not in here)
     lost = tuple(rank for rank in absent if rank in was and rank not in coming)
     if coming:
-        return Waiting(coming, lost)
+        return Waiting(coming, lost, refused)
     if absent and not stopping and (not previous.members or on_loss == "wait"):
-        return Waiting(absent, lost)
-    leader = reports[0]
+        return Waiting(absent, lost, refused)
     if 0 not in here:
         return Waiting((0,))
-    refused = {str(r.rank): why for r in ready if (why := refusal(leader, r))}
-    if refused:
-        rank, why = next(iter(refused.items()))
-        if not previous.members or on_loss == "wait":
-            return Decision(
-                error=f"node {rank} does not fit: {why}",
-                where=f"node {rank}",
-                next="give all nodes the same config, data and target",
-                code=2,
-                refused=refused,
-            )
-        ready = [r for r in ready if str(r.rank) not in refused]
     found = choose(ready)
     if isinstance(found, str) and any(r.generation for r in ready):
         return Decision(

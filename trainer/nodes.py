@@ -33,6 +33,7 @@ from trainer.meeting import (
     agreed_stop,
     broken,
     decide,
+    refusal,
 )
 from trainer.node_args import NodeArgs
 from trainer.progress import Output
@@ -109,6 +110,8 @@ class Nodes:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is None or (isinstance(error, SystemExit) and error.code in (None, FINISHED, STOPPED)):
             self._say(phase=DONE)
+        elif self._asked and not isinstance(error, TrainerError):
+            self._say(phase=FAILED, why="it was asked to stop", code=STOPPED, stop=True)
         elif isinstance(error, TrainerError):
             self._say(phase=FAILED, why=f"{error.what} [{error.where}]", code=error.exit_code)
         else:
@@ -118,7 +121,7 @@ class Nodes:
 
     def _farewell(self) -> None:
         """The last report travels; node 0 keeps the endpoint open until the others have ended too, or are lost."""
-        deadline = time.monotonic() + (FAREWELL_S if self.args.rank else self.config.lost_after_s + FAREWELL_S)
+        deadline = time.monotonic() + (self.config.wait_s if self.leader else FAREWELL_S)
         began = time.monotonic()
         while time.monotonic() < deadline:
             if self.args.rank == 0:
@@ -249,9 +252,9 @@ class Nodes:
             raise BY_EXIT_CODE.get(decision.code, TrainerError)(
                 decision.error, decision.where or "the nodes' meeting", decision.next or "read that node's log"
             )
-        if str(self.args.rank) in decision.refused and decision.member(self.args.rank, self.life) is None:
+        if self.life in decision.refused:
             raise ConfigError(
-                f"node {self.args.rank} does not fit: {decision.refused[str(self.args.rank)]}",
+                f"node {self.args.rank} does not fit: {decision.refused[self.life]}",
                 f"node {self.args.rank}",
                 "give all nodes the same config, data and target",
             )
@@ -260,12 +263,12 @@ class Nodes:
     def _running(self, decision: Decision) -> list[News]:
         reports, alive = self.link.reports, self.link.alive()
         found = broken(self.mine, reports, alive)
-        if not self.leader and self.link.lost:
+        if not self.leader and self.link.lost and reports[0].phase != DONE:
             found = (0, "silent")
         elif found is None and decision.generation > self.mine.generation:
             found = (0, "it began another generation")
-        elif found is None and self._regroup:
-            found = (self._joiners()[0], "it is back") if self._joiners() else None
+        elif found is None and self._regroup and (joiners := self._joiners()):
+            found = (joiners[0], "it is back")
         if found is not None:
             node, why = found
             if why == "silent":
@@ -293,13 +296,22 @@ class Nodes:
         return why
 
     def _joiners(self) -> list[int]:
-        """Nodes that wait to take part and are not in this generation."""
+        """Nodes that wait to take part and are not in this generation. Node 0 tells those that do not fit."""
         alive, members = self.link.alive(), {(m.rank, m.life) for m in self.mine.members}
-        return [
-            rank
+        found = [
+            r
             for rank, r in sorted(self.link.reports.items())
             if rank in alive and r.phase == READY and (rank, r.life) not in members
         ]
+        ours = replace(self.report, facts=self._facts)
+        refused = {r.life: why for r in found if (why := refusal(ours, r))}
+        self._refuse(refused)
+        return [r.rank for r in found if r.life not in refused]
+
+    def _refuse(self, refused: Mapping[str, str]) -> None:
+        decision = self.link.decision
+        if self.leader and not refused.keys() <= decision.refused.keys():
+            self.link.decide(replace(decision, refused={**decision.refused, **refused}))
 
     def _meeting(self) -> list[News]:
         reports, alive = self.link.reports, self.link.alive()
@@ -322,8 +334,8 @@ class Nodes:
             return [self._begin(decision)]
         if not self.leader and not self.link.lost:
             self._patience([0])  # node 0 waits for others with the same patience, and says so itself
-        if self._asked and self.mine.generation == 0:
-            return [Alone()]
+        if self.mine.generation == 0 and any(r.stop for r in reports.values()):
+            return [Alone()]  # nothing was begun
         return []
 
     def _begin(self, decision: Decision) -> Begin:
@@ -348,6 +360,7 @@ class Nodes:
             token=secrets.token_hex(6),
         )
         if isinstance(made, Waiting):
+            self._refuse(made.refused)
             self._patience(made.ranks)
         else:
             self.link.decide(made)

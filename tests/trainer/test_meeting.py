@@ -136,11 +136,17 @@ def test_a_lost_node_is_waited_for_or_not() -> None:
     ended = meet(held[0], replace(gone, phase=FAILED, code=4, why="the loss is nan"), held[2], previous=first)
     assert isinstance(ended, Decision)
     assert (ended.code, ended.error) == (4, "node 1 ended: the loss is nan")
-    # A stranger's facts end nobody's run that goes on.
+    # A stranger's facts end nobody's run that goes on, or waits.
+    waits = meet(held[0], node(1, life="anew", facts={}), held[2], previous=first)
+    assert waits == Waiting(
+        (1,),
+        (1,),
+        {"anew": "data is 'sha256 of it' on node 0, None on node 1; train.lr is 0.0006 on node 0, None on node 1"},
+    )
     odd = node(1, life="anew", facts={})
     made = generation(held[0], odd, held[2], previous=made, on_loss="go_on")
     assert [m.rank for m in made.members] == [0, 2]
-    assert "train.lr is 0.0006 on node 0, None on node 1" in made.refused["1"]
+    assert "train.lr is 0.0006 on node 0, None on node 1" in made.refused["anew"]
 
 
 def test_a_generation_ends_with_any_of_its_members() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from demo_parts import call  # type: ignore[import-not-found]
 from nodes_support import Cluster, Wire, free_port, no_namespaces
 from pipeline_support import Run, write_samples  # type: ignore[import-not-found]
 
-from trainer.checkpoint import WEIGHTS, list_checkpoints
+from trainer.checkpoint import WEIGHTS, list_checkpoints, step_of
 from trainer.nodes_record import audit_nodes
 
 pytestmark = pytest.mark.slow
@@ -45,6 +46,13 @@ def test_two_nodes_equal_one_with_all_drafters(make_run: Callable[..., Run], tmp
     seen = [sum(m["samples"] for m in run.metrics()[-1:]) for run in two.runs]
     assert seen[0] == 90  # node 0 tells of all
     assert seen[1] < 60  # and each other one of itself
+
+    shutil.rmtree(two.runs[1].checkpoints)
+    two.start_all()
+    assert two.wait() == [5, 5], two.logs
+    has = ", ".join(str(step_of(Path(name))) for name in names)
+    told = f"node 1 lacks step {last['step']} (node 0 has step {has}, node 1 has none)"
+    assert all(f"error: no checkpoint is on every node: {told}" in run.log for run in two.runs), two.logs
 
 
 def kill(run: Run) -> None:
@@ -116,6 +124,7 @@ def test_a_cut_wire_is_noticed_and_the_rest_goes_on_until_it_is_mended(
         inside=[lambda: wire.inside(0), lambda: wire.inside(1)],
     )
     zero, one = pair.runs
+    one.checkpoints.symlink_to(zero.checkpoints)  # a folder that both have
     pair.start_all()
     zero.until(lambda: len(zero.metrics()) > 6)
     with wire.cut():
@@ -133,7 +142,8 @@ def test_a_cut_wire_is_noticed_and_the_rest_goes_on_until_it_is_mended(
     ends = [run.log.splitlines()[-1] for run in pair.runs]
     assert ends[0] == ends[1]
     assert ends[0].startswith("dflash event=stopped step=")
-    assert all(torch.equal(tensor, weights(one)[name]) for name, tensor in weights(zero).items())
+    assert "is node 0's folder: it alone writes checkpoints" in one.log
+    assert [f"step={step_of(path)}/" in ends[0] for path in list_checkpoints(zero.checkpoints)] == [True]
     result = audit_nodes([run.root / "attempts" for run in pair.runs])
     assert not result.problems
     assert not any(e.repeated_count for e in result.epochs), result
