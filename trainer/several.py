@@ -41,7 +41,12 @@ TOKEN_FILE = ".nodes"
 #: Keys that a node has for itself: places, devices, and how much it keeps and tells.
 _OWN = (
     "target.path",
+    "target.revision",
     "data.path",
+    "data.tokenizer",
+    "data.chat_template",
+    "data.cache",
+    "train.tensorboard",
     "drafter.init_from",
     "train.log_every",
     "checkpoint.keep_last",
