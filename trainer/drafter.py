@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from trainer.attention import Masks, attend, build_masks
 from trainer.drafter_config import DrafterConfig
 from trainer.errors import ConfigError
+from trainer.fused import fused_on_cuda
 
 INITIAL_STD = 0.02
 
@@ -30,9 +31,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight.to(x.dtype) * wide.to(x.dtype)
+        return rms_norm(x, self.weight, self.eps)
 
 
 class Linear(nn.Linear):
@@ -55,7 +54,7 @@ class MLP(nn.Module):
         self.down_proj = Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(gated(self.gate_proj(x), self.up_proj(x)))
 
 
 class Attention(nn.Module):
@@ -216,6 +215,21 @@ class Drafter(nn.Module):
         return self.norm(x)
 
 
+@fused_on_cuda
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`RMSNorm`'s forward; weight: [size] float32 or x's dtype."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return weight.to(x.dtype) * wide.to(x.dtype)
+
+
+@fused_on_cuda
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up."""
+    return F.silu(gate) * up
+
+
+@fused_on_cuda
 def turn(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
     """Rotary embedding over the whole head dimension, halves paired (not neighbours): [B, heads, T, D]."""
     cos, sin = rope

@@ -13,7 +13,7 @@ from torch import Tensor
 from trainer.anchors import pick_anchors
 from trainer.attention import build_masks
 from trainer.batch import Batch, block_input_ids, block_labels
-from trainer.drafter import ContextCache, Drafter
+from trainer.drafter import ContextCache, Drafter, gated, rms_norm, turn
 from trainer.drafter_config import DrafterConfig
 from trainer.errors import ConfigError
 from trainer.taps import tap_layer_ids
@@ -251,3 +251,25 @@ def test_a_padding_block_gives_numbers_and_only_sees_itself() -> None:
     assert torch.isfinite(out).all()
     other = run(a_config(), replace(batch, features=batch.features + 1.0))
     assert torch.equal(out[0, 4:], other[0, 4:]) and torch.equal(out[1], other[1])
+
+
+def test_what_a_gpu_fuses_keeps_its_values_and_gradients_when_compiled() -> None:
+    """Traced and differentiated by torch's compiler under autocast, as on a GPU; only the kernels are missing."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, 10, 8, generator=generator).bfloat16().requires_grad_()
+    y = torch.randn(2, 3, 10, 8, generator=generator).bfloat16().requires_grad_()
+    weight = torch.rand(8, generator=generator).requires_grad_()
+    angles = torch.randn(2, 1, 10, 8, generator=generator)
+    calls = {
+        rms_norm: (x, weight, 1e-6),
+        gated: (x, y),
+        turn: (x, (angles.cos().bfloat16(), angles.sin().bfloat16())),
+    }
+    for function, arguments in calls.items():
+        compiled = torch.compile(function, fullgraph=True, dynamic=False, backend="aot_eager")
+        wanted = [a for a in arguments if isinstance(a, Tensor)]
+        with torch.autocast("cpu", torch.bfloat16):
+            plain, ours = function(*arguments), compiled(*arguments)
+        assert ours.dtype == torch.bfloat16 and torch.equal(plain, ours)
+        grads = [torch.autograd.grad(out.float().square().sum(), wanted) for out in (plain, ours)]
+        assert all(torch.allclose(a, b, rtol=1e-2, atol=1e-2) for a, b in zip(*grads, strict=True))
