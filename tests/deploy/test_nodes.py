@@ -5,10 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from schemas import valid
+
+from dflash_ops.errors import HostUnreachable
+from dflash_ops.hosts.base import Completed
+from dflash_ops.hosts.factory import Hosts
+from dflash_ops.hosts.local import LocalHost
 
 if TYPE_CHECKING:
     from conftest import Pair
@@ -79,33 +86,7 @@ def test_the_life_of_a_job_on_two_nodes(pair: Pair) -> None:
     assert pair.status["state"] == "stopped"
 
 
-def test_the_worst_state_speaks_for_the_job_and_says_which_node(pair: Pair) -> None:
-    assert pair.ops("deploy").code == 0
-    pair.until(both_step)
-    os.kill(pair.attempt(1, 1, "start")["launcher"]["pid"], signal.SIGKILL)
-    status = pair.until(lambda s: s["state"] == "crashed")
-    assert [n["state"] for n in status["nodes"]] == ["stepping", "crashed"]
-    assert "node 1 (b)" in status["detail"]
-    screen = pair.ops("status").out
-    assert "crashed" in screen and "SIGKILL" in screen and "stepping" in screen, screen
-    # the cause is looked for on all nodes
-    named = pair.ops("triage", "--job", "big", "--json")
-    assert named.code == 0, named.err
-    valid("triage", named.json)
-    assert named.json["node"] == 1
-    assert [n["class"] for n in named.json["nodes"]] == ["healthy", named.json["class"]]
-    assert "node 0 (a) still runs" in named.json["why"]
-    told = pair.ops("triage", "--job", "big").out
-    assert told.startswith("big, node 1 (b), attempt 1: ")
-    assert "clocks: node 0 (a)" in told
-    assert pair.ops("triage", "--job", "big", "--node", "0").out.startswith("big, node 0 (a), attempt 1, still running")
-    # a node that is gone is not hidden by those that work, and those are stopped all the same
-    again = pair.ops("stop", "--json")
-    assert again.code == 0
-    assert [n["result"]["already"] for n in again.json["nodes"]] == [False, True]
-
-
-def test_a_fault_of_one_node_refuses_all_before_anything_is_touched(pair: Pair) -> None:
+def test_a_fault_of_one_node_refuses_all_and_a_death_of_one_speaks_for_the_job(pair: Pair) -> None:
     assert pair.ops("deploy").code == 0
     pair.until(both_step)
     launchers = [pair.attempt(rank, 1, "start")["launcher"] for rank in (0, 1)]
@@ -130,6 +111,29 @@ def test_a_fault_of_one_node_refuses_all_before_anything_is_touched(pair: Pair) 
     assert gated.code == 3
     assert "node 1 (b): the new release failed its smoke gate" in gated.err
     assert all(n["attempt"] == 1 and n["state"] == "stepping" for n in pair.nodes)
+
+    # a node that is gone
+    os.kill(pair.attempt(1, 1, "start")["launcher"]["pid"], signal.SIGKILL)
+    status = pair.until(lambda s: s["state"] == "crashed")
+    assert [n["state"] for n in status["nodes"]] == ["stepping", "crashed"]
+    assert "node 1 (b)" in status["detail"]
+    screen = pair.ops("status").out
+    assert "crashed" in screen and "SIGKILL" in screen and "stepping" in screen, screen
+    # the cause is looked for on all nodes
+    named = pair.ops("triage", "--job", "big", "--json")
+    assert named.code == 0, named.err
+    valid("triage", named.json)
+    assert named.json["node"] == 1
+    assert [n["class"] for n in named.json["nodes"]] == ["healthy", named.json["class"]]
+    assert "node 0 (a) still runs" in named.json["why"]
+    told = pair.ops("triage", "--job", "big").out
+    assert told.startswith("big, node 1 (b), attempt 1: ")
+    assert "clocks: node 0 (a)" in told
+    assert pair.ops("triage", "--job", "big", "--node", "0").out.startswith("big, node 0 (a), attempt 1, still running")
+    # a node that is gone is not hidden by those that work, and those are stopped all the same
+    again = pair.ops("stop", "--json")
+    assert again.code == 0
+    assert [n["result"]["already"] for n in again.json["nodes"]] == [False, True]
 
 
 def test_a_node_that_crashes_takes_all_back_to_what_ran_before(pair: Pair) -> None:
@@ -178,7 +182,7 @@ def test_a_node_that_cannot_start_takes_all_back(pair: Pair) -> None:
     assert [n["attempt"] for n in status["nodes"]] == [3, 2]
 
 
-def test_rollback_and_releases_of_all_nodes(pair: Pair) -> None:
+def test_rollback_releases_and_watch_of_all_nodes(pair: Pair) -> None:
     assert pair.ops("deploy").code == 0
     first = pair.nodes[0]["release"]
     source = Path(pair.job["source"])
@@ -202,9 +206,7 @@ def test_rollback_and_releases_of_all_nodes(pair: Pair) -> None:
     assert {n["release"] for n in pair.nodes} == {first}
     assert {n["attempt"] for n in pair.nodes} == {3}
 
-
-def test_watch_of_all_nodes_ends_with_the_last_of_them(pair: Pair) -> None:
-    assert pair.ops("deploy").code == 0
+    # watched until the last of them has ended
     watching = pair.spawn("status", "--watch", "--json")
     following = pair.spawn("logs", "--follow", "-n", "1")
     assert watching.stdout is not None
@@ -224,3 +226,68 @@ def test_watch_of_all_nodes_ends_with_the_last_of_them(pair: Pair) -> None:
     assert following.returncode == 0
     assert {line[:9] for line in tail.splitlines()} == {"node 0 | ", "node 1 | "}
     assert "node 1 | all done" in tail
+
+
+class Cuttable(LocalHost):
+    """This machine, whose way is cut while a file is there."""
+
+    def __init__(self, name: str, cut: Path) -> None:
+        super().__init__(name)
+        self._cut = cut
+
+    def _way(self) -> None:
+        if self._cut.exists():
+            raise HostUnreachable("no route to it", f"host {self.name}", "look at the network")
+
+    def run(self, argv: Sequence[str], **options: Any) -> Completed:
+        self._way()
+        return super().run(argv, **options)
+
+    def stream(self, argv: Sequence[str], **options: Any) -> Iterator[bytes]:
+        self._way()
+        for line in super().stream(argv, **options):
+            self._way()
+            yield line
+
+
+def test_a_node_that_cannot_be_reached(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = pair.folder / "cut"
+    real = Hosts._make
+    monkeypatch.setattr(Hosts, "_make", lambda self, name: Cuttable(name, cut) if name == "b" else real(self, name))
+    cut.touch()
+    refused = pair.ops("deploy", "--json")
+    assert refused.code == 5
+    assert [n["exit"] for n in refused.json["nodes"]] == [0, 5]
+    assert not (pair.roots[0] / "run/attempts").exists()  # node 0 was ready, and was not started alone
+    cut.unlink()
+    assert pair.ops("deploy").code == 0
+    pair.until(both_step)
+
+    cut.touch()
+    status = pair.ops("status", "--json")
+    assert status.code == 5
+    valid("status", status.json)
+    assert status.json["jobs"][0]["state"] == "unreachable"
+    assert [n["state"] for n in status.json["jobs"][0]["nodes"]] == ["stepping", "unreachable"]
+    named = pair.ops("triage", "--job", "big", "--json")
+    assert named.code == 5
+    valid("triage", named.json)
+    assert [bool(n["error"]) for n in named.json["nodes"]] == [False, True]
+    lines = pair.ops("logs", "-n", "1")
+    assert lines.code == 5
+    assert lines.out.startswith("node 0 | it ")
+    assert "node 1 (b): no route to it" in lines.err
+
+    # the way is cut once everything was checked, and node 0 is asked to stop: it is not started again by itself
+    cut.unlink()
+    pair.write(gate=["sh", "-c", f'case "$HERE" in {pair.roots[1]}) touch {cut};; esac'])
+    failed = pair.ops("deploy", "--replace", "--resume", "--json")
+    assert failed.code == 5, failed.err
+    valid("nodes", failed.json)
+    assert failed.json["rolled_back"] is False
+    assert "ALL NODES OR NONE: node 0 (a) does not run, node 1 (b) cannot be reached" in failed.err
+    stopped = pair.ops("stop", "--json")
+    assert stopped.code == 5
+    assert [n["exit"] for n in stopped.json["nodes"]] == [0, 5]
+    cut.unlink()
+    assert [n["state"] for n in pair.nodes] == ["stopped", "stepping"]  # what was told is what is true
