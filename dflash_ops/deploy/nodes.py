@@ -6,6 +6,7 @@ gate a fault of one node refuses all of them; from the stop on it takes all of t
 
 from __future__ import annotations
 
+import re
 import shlex
 import threading
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from dflash_ops.deploy.operation import Operation
 from dflash_ops.deploy.release import Built
 from dflash_ops.deploy.run import Deployment
 from dflash_ops.deploy.window import RolledBack
-from dflash_ops.errors import DflashError, StartError
+from dflash_ops.errors import DflashError, PreflightError, StartError
 from dflash_ops.inventory import Job
 from dflash_ops.nodes import NodesFailed, at_node, node_json
 from dflash_ops.parallel import SIDE_BY_SIDE, Ended, side_by_side
@@ -66,8 +67,9 @@ class NodesDeployment:
             self._checked(Deployment.prepare, most=SIDE_BY_SIDE)
             self._alike()
             self._checked(Deployment.gate, most=SIDE_BY_SIDE)
-            for step in (Deployment.stop, Deployment.aside, Deployment.start):
-                self._each(step)
+            # one after the other: nodes may name one shared folder of checkpoints, which the first sets aside for all
+            for step, most in ((Deployment.stop, None), (Deployment.aside, 1), (Deployment.start, None)):
+                self._each(step, most=most)
                 if self._errors:
                     self._take_back("was not started on all its nodes")
             self._watch()
@@ -139,15 +141,33 @@ class NodesDeployment:
             raise self._failed()
 
     def _failed(self) -> NodesFailed:
-        said = [e for rank, error in sorted(self._errors.items()) for e in at_node(self.parts[rank].job.label, error)]
-        return NodesFailed(said, self.to_json())
+        return NodesFailed(self._failed_so_far(), self.to_json())
+
+    def _failed_so_far(self) -> list[DflashError]:
+        return [e for rank, error in sorted(self._errors.items()) for e in at_node(self.parts[rank].job.label, error)]
 
     def _alike(self) -> None:
-        """What differs between nodes and need not stop them is said."""
+        """Versions that differ between nodes are said; another torch the bundled trainer refuses once it runs.
+
+        Raises:
+            NodesFailed: torch differs.
+        """
         imports = {p.job.label: c.what for p in self.parts for c in p.result.checks if c.name == "imports"}
-        if len(set(imports.values())) > 1:
-            said = "; ".join(f"{label}: {what}" for label, what in imports.items())
+        if len(set(imports.values())) < 2:
+            return
+        said = "; ".join(f"{label}: {what}" for label, what in imports.items())
+        torch = {m[1] for what in imports.values() if (m := re.search(r"\btorch ([^\s,+]+)", what))}
+        if len(torch) < 2:
             self.stages.note(f"warn: the nodes do not have the same versions: {said}")
+            return
+        error = PreflightError(
+            f"the nodes have different versions of torch: {said}",
+            f"job {self.job.name}",
+            "install one version on all nodes: they cannot train together",
+        )
+        failed = NodesFailed([*self._failed_so_far(), error], {})
+        failed.result = {**self.to_json(), "exit": failed.exit_code}
+        raise failed
 
     def _watch(self) -> None:
         """The watch window over all nodes: the first crash ends it for all."""
@@ -207,15 +227,34 @@ class NodesDeployment:
         raise self._rolled(reason, [one.value for one in ended if one.value is not None])
 
     def _go_back(self, parts: Sequence[Deployment], reason: str, *, unless_same: bool) -> list[Ended[Backed]]:
-        def one(part: Deployment) -> Backed:
+        def ended(part: Deployment) -> bool:
+            """Whether this node has to be started; what it was started as is stopped."""
+            before, now = part.ready.probe.snapshot, part.client.snapshot().snapshot
+            if before is not None and now.state in LIVE_STATES and now.attempt == before.attempt:
+                return False
+            if now.state in LIVE_STATES:
+                part.client.stop(grace=self._grace(part), reason=reason, actor=self.options.actor)
+            return True
+
+        def one(item: tuple[Deployment, Ended[bool]]) -> Backed:
+            part, stopped = item
             before = part.ready.probe.snapshot
             assert before is not None
-            now = part.client.snapshot().snapshot
-            if now.state in LIVE_STATES and now.attempt == before.attempt:
-                return Backed(attempt=now.attempt or 0, back_to=now.attempt or 0)  # it was never stopped
+            if stopped.error is not None:
+                raise stopped.error
+            if not stopped.value:
+                return Backed(attempt=before.attempt or 0, back_to=before.attempt or 0)
             return back_to(part, before, part.result, self.options, reason=reason, unless_same=unless_same)
 
-        return side_by_side(parts, one, lambda p: p.job.label, most=len(parts))
+        # All are stopped at one time, since nodes that stop wait for each other. Then node 0 before the others: where
+        # the folder of checkpoints is one for all, it alone moves what is in it.
+        stops = side_by_side(parts, ended, lambda p: p.job.label, most=len(parts))
+        items = list(zip(parts, stops, strict=True))
+        first = side_by_side(items[:1], one, lambda i: i[0].job.label)
+        return [*first, *side_by_side(items[1:], one, lambda i: i[0].job.label, most=len(parts))]
+
+    def _grace(self, part: Deployment) -> float:
+        return self.options.grace_s or part.job.grace_s
 
     def _rolled(self, reason: str, backs: Sequence[Backed]) -> DflashError:
         """All nodes run again what ran before; watched as well, and nothing more is tried."""

@@ -22,7 +22,9 @@ from dflash_ops.inventory.sets import apply_sets
 SCHEMA = 1
 
 #: Tables of `[jobs.NAME.trainer]` that are passed to the trainer as they are (its own `check` reads their keys).
-TRAINER_TABLES = ("target", "drafter", "data", "train", "loss", "workers", "ring", "checkpoint")
+TRAINER_TABLES = (
+    "target", "drafter", "data", "train", "loss", "workers", "ring", "features", "checkpoint", "nodes",
+)  # fmt: skip
 
 #: Actions that a foreign trainer's `remedies` may say how to do, and what each means (contracts.Action).
 REMEDIES: Mapping[str, str] = MappingProxyType(

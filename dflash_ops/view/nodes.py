@@ -1,12 +1,12 @@
 """Several nodes of one job as one: the worst state wins, and each node is listed.
 
-The rule here: nothing is averaged into a number that no node said. Steps and quality are those of the node that is
-furthest behind; tokens a second are added up, since each node trains its own share.
+The rule here: nothing is made into a number that no node said. Steps, quality and rates are node 0's: the bundled
+trainer tells of all nodes there (docs/run-config.md, Several machines).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,9 +23,6 @@ WORST = (
     State.CRASHED, State.HUNG, State.UNREACHABLE, State.UNKNOWN, State.STOPPED,
     State.SLOW, State.LOADING, State.COMPILING, State.STEPPING, State.FINISHED,
 )  # fmt: skip
-
-#: Keys of `rates` that are added up over the nodes.
-_ADDED = ("block_tok_s", "ctx_tok_s")
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ def joined(nodes: Sequence[NodeSeen]) -> NodeSeen:
         t=voice.now - (oldest.now - oldest.snapshot.t),
         detail=detail,
         progress=_progress(nodes, voice),
-        rates=_rates(nodes, s.rates),
+        rates=speaker.snapshot.rates if (speaker := _speaker(nodes)) is not None else s.rates,
         workers={f"{n.rank}/{name}": w for n in nodes for name, w in n.snapshot.workers.items()},
         error=_first_error(nodes, voice),
         warnings=warnings,
@@ -76,32 +73,21 @@ def joined(nodes: Sequence[NodeSeen]) -> NodeSeen:
                    deployed=any(n.deployed for n in nodes))  # fmt: skip
 
 
-def _progress(nodes: Sequence[NodeSeen], voice: NodeSeen) -> Progress | None:
-    stepped = [(n, n.snapshot.progress) for n in nodes if n.snapshot.progress is not None]
-    told = [(n, p) for n, p in stepped if p is not None]
+def _speaker(nodes: Sequence[NodeSeen]) -> NodeSeen | None:
+    """The node whose numbers are the job's: node 0, which tells of all; without it the one that is furthest behind."""
+    told = [(n, n.snapshot.progress) for n in nodes if n.snapshot.progress is not None]
     if not told:
         return None
-    node, behind = min(told, key=lambda item: item[1].step if item[1].step is not None else -1)
-    return replace(
-        behind,
-        t=behind.t - node.now + voice.now,
-        block_tok_s=_sum([p.block_tok_s for _, p in told], len(nodes)),
-        ctx_tok_s=_sum([p.ctx_tok_s for _, p in told], len(nodes)),
-    )
+    if told[0][0].rank == nodes[0].rank:
+        return told[0][0]
+    return min(told, key=lambda item: item[1].step if item[1] is not None and item[1].step is not None else -1)[0]
 
 
-def _sum(values: Sequence[float | None], count: int) -> float | None:
-    """Their sum, None where one of `count` nodes did not say."""
-    known = [v for v in values if v is not None]
-    return sum(known) if len(known) == count else None
-
-
-def _rates(nodes: Sequence[NodeSeen], rates: Mapping[str, float | None]) -> dict[str, float | None]:
-    found = dict(rates)
-    for key in _ADDED:
-        if key in found:
-            found[key] = _sum([n.snapshot.rates.get(key) for n in nodes], len(nodes))
-    return found
+def _progress(nodes: Sequence[NodeSeen], voice: NodeSeen) -> Progress | None:
+    node = _speaker(nodes)
+    if node is None or node.snapshot.progress is None:
+        return None
+    return replace(node.snapshot.progress, t=node.snapshot.progress.t - node.now + voice.now)
 
 
 def _first_error(nodes: Sequence[NodeSeen], voice: NodeSeen) -> Any:
