@@ -293,3 +293,20 @@ def test_a_run_trains_on_conversations_and_goes_on_with_the_same_tokens(
     assert json.loads(again.stdout)["from_step"] == report["total_steps"]
     (target / "tokenizer.json").unlink()  # and the kept tokens are another tokenizer's now
     assert call("check", "--config", run.config, "--checkpoints", run.root / "checkpoints").returncode == 2
+
+
+def test_a_stop_while_tokens_are_made_ends_the_run_soon(
+    make_run: Callable[..., Run], tiny_target: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    for file in tiny_target.iterdir():
+        os.link(file, target / file.name)
+    save_words(target)
+    run = make_run(data=write_chats(tmp_path / "chats.jsonl", 60000, words=4), **{"target.path": str(target)})
+    process = run.start()
+    run.until(lambda: "dflash stage=tokenizing k=" in run.log)
+    process.terminate()
+    assert process.wait(60) == 3, run.log
+    assert "event=stopped" in run.log and "Traceback" not in run.log and "n=60000" in run.log
+    assert not list((run.checkpoints / "tokens").iterdir())

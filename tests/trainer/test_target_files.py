@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from demo_parts import call
+from pipeline_support import Run
 from safetensors.torch import save_file
 
 from trainer.errors import ConfigError
@@ -169,3 +171,26 @@ def test_code_of_a_model_folder_is_never_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="target of type 'own' cannot be loaded"):
         load_target(folder, dtype=torch.float32, device="cpu")
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"drafter.taps": None, "drafter.layer_ids": [0, 4]}, "layer"),
+        ({"drafter.taps": 5}, "taps"),
+        ({"drafter.mask_token_id": 260}, "mask_token_id"),
+        ({"drafter.block_size": 65}, "a block of 65 is longer than max_length = 64"),
+        ({"target.path": "org/nowhere"}, "org/nowhere is not on this machine, and HF_HUB_OFFLINE"),
+        ({"target.revision": "v1"}, "a revision belongs to a hub id"),
+    ],
+)
+def test_a_drafter_that_does_not_fit_its_target_is_refused_by_check(
+    make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], fault: str
+) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    done = call("check", "--config", make_run(**changes).config)
+    report = json.loads(done.stdout)
+    assert done.returncode == 2 and not report["ok"]
+    assert fault in report["errors"][0]["what"] + report["errors"][0]["where"], report["errors"]
