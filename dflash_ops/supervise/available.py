@@ -83,6 +83,10 @@ def _earlier(problem: Problem, situation: Situation) -> dict[str, Any] | NotAvai
     if not situation.checkpoints:
         return NotAvailable("there is no checkpoint")
     newest = situation.checkpoints[0]
+    if not _damaged(problem) and problem.step is not None:
+        # Saved before it went wrong: nothing of it is in there.
+        good = next((c for c in situation.checkpoints if c.verified and c.step < problem.step), None)
+        return _from(good) if good is not None else NotAvailable(f"no checkpoint before step {problem.step} verifies")
     if _damaged(problem) and newest.verified:
         return NotAvailable(f"the newest checkpoint, step {newest.step}, verifies: what is damaged is another file")
     good = next((c for c in situation.checkpoints[1:] if c.verified and c.step < newest.step), None)

@@ -29,6 +29,9 @@ from dflash_ops.triage.playbook import Playbooks
 from dflash_ops.triage.predicates import PREDICATES
 
 HANG = "hang_stack_dump"
+#: An end of which nobody wrote anything down: everything was killed at once, or the machine went away.
+NO_RECORD = "pane_dead_nostatus"
+REBOOTED = "host_rebooted"
 NAN = "nan_loss"
 #: Verdicts of triage that name no cause: a hang is then judged by where it stands.
 _NO_CAUSE = frozenset({"healthy", "root_cause_not_shown", "unrecognised_error"})
@@ -109,8 +112,12 @@ def _crash(situation: Situation) -> Problem | None:
     diagnosis = situation.diagnosis
     if diagnosis is None:
         return None
-    ended = situation.signal or f"exit code {situation.rc}"
+    unknown = situation.signal is None and situation.rc is None
+    ended = situation.signal or ("nobody wrote down how" if unknown else f"exit code {situation.rc}")
     lines = (*diagnosis.evidence, EvidenceLine(f"attempt {situation.attempt} ended: {ended}", role="match"))
+    if unknown and diagnosis.kind in _NO_CAUSE:
+        kind = REBOOTED if situation.rebooted else NO_RECORD
+        return Problem(kind, key(kind), kind, step=situation.step, evidence=lines[-_MOST_LINES:])
     fingerprint = diagnosis.fingerprint or key(diagnosis.kind, situation.signal, situation.rc)
     return Problem(
         diagnosis.kind,

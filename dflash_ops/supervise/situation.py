@@ -34,7 +34,7 @@ class Situation:
         job, attempt, state, since: as the snapshot says; started = when the attempt began.
         step: the furthest step of this attempt, None before the first.
         resumed_step: step of the checkpoint that it went on from.
-        rc, signal: how it ended.
+        rc, signal: how it ended; both None where nobody wrote it down. rebooted: the machine was, since it began.
         requested: a person or the system asked for its end (`stop`, `INT`, `TERM`), "" where nobody did.
         diagnosis: triage over this attempt; None: not diagnosed (which is partial evidence of a crash).
         findings: of the health detectors. skipped: detectors that could not look.
@@ -63,6 +63,7 @@ class Situation:
     resumed_step: int | None = None
     rc: int | None = None
     signal: str | None = None
+    rebooted: bool = False
     requested: str = ""
     diagnosis: Diagnosis | None = None
     findings: tuple[Finding, ...] = ()

@@ -173,11 +173,14 @@ def test_grade_n_never_runs_whatever_the_policy_says(kind: str) -> None:
 
 
 def test_grade_b_needs_its_line_and_says_which() -> None:
-    decision = Job().crash("nan_loss", step=9, checkpoints=_two(True, True))
+    decision = Job().crash("nan_loss", step=90, checkpoints=_two(True, True))
     assert decision.verdict is Verdict.HOLD
     assert 'allow = ["nan_loss:resume_earlier"]' in decision.reason
-    allowed = Job(Policy("act", ("nan_loss:resume_earlier",))).crash("nan_loss", step=9, checkpoints=_two(True, True))
+    policy = Policy("act", ("nan_loss:resume_earlier",))
+    allowed = Job(policy).crash("nan_loss", step=90, checkpoints=_two(True, True))
     assert (allowed.action, allowed.params["step"]) == ("resume_earlier", 50)
+    newest = Job(policy).crash("nan_loss", step=130, checkpoints=_two(True, None))
+    assert newest.params["step"] == 100, "saved before it went wrong"
 
 
 def test_a_diagnosis_cannot_promote_or_invent_a_step() -> None:
@@ -253,7 +256,7 @@ def test_a_dump_that_could_not_be_had_does_not_block_for_ever() -> None:
 def test_nan_in_a_living_run_needs_permission_and_looks_first() -> None:
     nan = (Finding("nan_loss", "the loss is nan at step 9", T0),)
     alive = replace(
-        crashed(FX), state=State.STEPPING, diagnosis=None, step=9, findings=nan, checkpoints=_two(True, True)
+        crashed(FX), state=State.STEPPING, diagnosis=None, step=90, findings=nan, checkpoints=_two(True, True)
     )
     job = Job(Policy("act", ("nan_loss:resume_earlier",)))
     assert job.look(alive).action == "dump_stacks"
@@ -336,6 +339,19 @@ def test_an_error_that_no_playbook_names_is_for_a_person_unless_he_says_otherwis
     assert Job().crash("unrecognised_error").verdict is Verdict.HOLD
     own = Policy("act", ("unrecognised_error:restart",), ladders={"unrecognised_error": ("restart",)})
     assert Job(own).crash("unrecognised_error").action == "restart"
+
+
+def test_an_end_of_which_nothing_is_known_gets_one_restart_and_a_reboot_needs_permission() -> None:
+    job = Job()
+    first = job.crash("root_cause_not_shown", rc=None)
+    assert (first.kind, first.action) == ("pane_dead_nostatus", "restart")
+    assert any("nobody wrote down how" in e.text for e in first.evidence)
+    assert job.crash("root_cause_not_shown", rc=None).verdict is Verdict.HOLD
+    assert Job().crash("root_cause_not_shown", rc=1).verdict is Verdict.HOLD
+    reboot = Job().crash("healthy", rc=None, rebooted=True)
+    assert 'allow = ["host_rebooted:restart"]' in reboot.reason
+    allowed = Job(Policy("act", ("host_rebooted:restart",))).crash("healthy", rc=None, rebooted=True)
+    assert allowed.action == "restart"
 
 
 def test_a_ladder_of_one_fingerprint_goes_before_that_of_its_kind() -> None:
