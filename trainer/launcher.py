@@ -175,7 +175,7 @@ class Launcher:
         except TrainerError:
             if self.several is not None:
                 self.several.save_what_is_held()
-            self._finish_saving()
+            self.finish_saving()
             raise
         finally:
             self.crew.close()
@@ -352,7 +352,7 @@ class Launcher:
     def _report(self) -> None:
         s = self.scheduler
         if self.several is not None:
-            self.samples += self.several.add_others()
+            self.several.add_others()
         self.meter.record(
             step=s.steps_done,
             total=s.total_steps,
@@ -415,7 +415,7 @@ class Launcher:
             self.output.event("epoch", epoch=epoch)
         self.record.commit(commit.step, commit.upto)
         if self.several is not None:
-            self.several.committed(commit.step)
+            self.several.committed(commit)
         self.committed, self.committed_samples, self.committed_at = commit.upto, self.samples, time.monotonic()
         self.restarts.progress()
 
@@ -462,11 +462,11 @@ class Launcher:
 
     def save_now(self, save: Save) -> None:
         """A checkpoint of the last average, though the run ends with an error."""
-        self._finish_saving()
+        self.scheduler.save_now()
         self._conclude(self.saver.start(save.step, self._state(save)))
-        self._finish_saving()
+        self.finish_saving()
 
-    def _finish_saving(self) -> None:
+    def finish_saving(self) -> None:
         """The run ends with an error; a checkpoint that is being written is good, and may take its time."""
         while self.saver.busy:
             saved = self.saver.poll()

@@ -117,6 +117,7 @@ class Meter:
         self._since = time.monotonic()
         self._before: dict[tuple[str, int], dict[str, float]] = {}
         self._logged: int | None = None
+        self._told = 0
         #: What this launcher's own drafters have done since it began, by the names of `Totals`.
         self.sums: dict[str, float] = {}
 
@@ -185,8 +186,9 @@ class Meter:
             ring: ready slots and slots. samples: trained since the run began. workers: their times so far.
         """
         t, now = self.totals, time.monotonic()
-        if t.batches == 0:
+        if t.batches == 0 and samples == self._told:
             return
+        self._told = samples
         wall = max(1e-9, now - self._since)
         steps = step - (self._logged or 0)
         workers = list(workers)
@@ -204,7 +206,7 @@ class Meter:
             "ring_ready": ring[0],
             "ring_slots": ring[1],
             "lr": lr,
-            "grad_norm": t.grad_norm / t.batches,
+            "grad_norm": t.grad_norm / max(1, t.batches),
             "eta_s": (total - step) * wall / steps if steps else None,
             "life": max((w.life for w in workers), default=0),
             "samples": samples,

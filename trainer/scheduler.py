@@ -248,6 +248,10 @@ class Scheduler:
     def averaged(self, worker: str) -> None:
         self._averaged.add(worker)
 
+    def save_now(self) -> None:
+        """The run ends with an error, and the last average is saved before."""
+        self._saving, self._save_due = self.step, False
+
     def saved(self) -> None:
         """The checkpoint that was being written lies in its place."""
         assert self._saving is not None

@@ -26,7 +26,7 @@ from trainer.nodes import Alone, Begin, Broke, Nodes, StopAsked, StopAt
 from trainer.plan import Base, Plan
 from trainer.prepare import Prepared, prepare, total_batches
 from trainer.progress import Output
-from trainer.scheduler import Save
+from trainer.scheduler import Commit, Save
 from trainer.signals import StopSignals
 from trainer.workers import Worker
 
@@ -52,6 +52,7 @@ _OWN = (
     "checkpoint.keep_last",
     "checkpoint.keep_every",
     "checkpoint.grace_s",
+    "nodes.wait_s",
 )
 _OWN_TABLES = ("workers", "ring", "features")
 
@@ -138,6 +139,7 @@ class Several:
         self._why = ""
         self._alone = False
         self._progress_at = 0.0
+        self._samples: dict[int, int] = {}  # step -> samples trained up to that commit
         self._others: dict[tuple[int, str], dict[str, float]] = {}
         if nodes.mine.origin in (SAVED, FRESH):
             start = nodes.mine.start
@@ -222,18 +224,15 @@ class Several:
         if not self.meeting:
             self.nodes.could_stop_at(self.launcher.scheduler.hold())
 
-    def add_others(self) -> int:
-        """Node 0's lines tell of all: adds what the others have done since the last one. Returns their samples."""
+    def add_others(self) -> None:
+        """Node 0's lines tell of all: adds what the others have done since the last one, as far as they have told."""
         if not self.nodes.leader:
-            return 0
-        samples = 0.0
+            return
         for who, totals in self.nodes.others_totals().items():
             before = self._others.get(who, {})
             gained = {name: value - before.get(name, 0.0) for name, value in totals.items()}
             self._others[who] = dict(totals)
             self.launcher.meter.add_others(gained)
-            samples += gained.get("samples", 0.0)
-        return int(samples)
 
     def save_what_is_held(self) -> None:
         """All nodes end, or a wait was too long: the last average becomes a checkpoint, if it is none yet."""
@@ -241,6 +240,7 @@ class Several:
         current = launcher.averages.current
         if current is None or not launcher.store.writes or not self.meeting:
             return
+        launcher.finish_saving()
         if not (launcher.store.folder / name_of(current.step)).exists():
             launcher.save_now(Save(current.batches, current.step))
 
@@ -262,7 +262,15 @@ class Several:
 
     # ---- generations
 
-    def committed(self, step: int) -> None:
+    def committed(self, commit: Commit) -> None:
+        """An averaging is over. What it stands for was trained on all nodes, so node 0 can count it."""
+        launcher, step = self.launcher, commit.step
+        if self.nodes.leader:
+            plan = launcher.prepared.plan
+            round_ = range(launcher.committed, commit.upto)
+            launcher.samples = launcher.committed_samples + sum(len(plan.batch(n).sample_ids) for n in round_)
+        self._samples[step] = launcher.samples
+        self.nodes.progress(launcher.meter.sums)
         self.marks = {s: m for s, m in self.marks.items() if s >= step - 4 * self.launcher.config.train.average_every}
         self.marks[step] = self.nodes.mine.token
         self.nodes.committed()
@@ -282,6 +290,8 @@ class Several:
     def _begin(self, decision: Decision) -> None:
         launcher, scheduler = self.launcher, self.launcher.scheduler
         start = decision.start
+        if start != self._start:
+            self._start = None  # all are beyond it now
         launcher.averages.go_back(start.step)
         if launcher.saver.busy and launcher.saver.step > start.step:
             launcher.saver.abandon()  # of a history that is left
@@ -300,6 +310,7 @@ class Several:
         launcher.record.rollback(start.step, self._why)
         self.told()
         launcher.committed = min(launcher.committed, start.batches)
+        launcher.samples = launcher.committed_samples = self._samples.get(start.step, 0)
         launcher.store.went_back(start.step)
         if decision.stop_at is not None:
             scheduler.stop_at(decision.stop_at)
