@@ -142,10 +142,13 @@ def prepare(
     )
     index = corpus.index
     if chosen is not None and index.whole and chosen.state["data"]["sha256"] != index.sha256:
+        made = index.path != index.source
         raise DataError(
-            "the data is not what the checkpoint was trained on",
+            ("the tokens made from the data are" if made else "the data is")
+            + " not what the checkpoint was trained on",
             f"{config.data.path} against {chosen.path}",
-            "put the old data back, or begin anew in another checkpoints folder (deploy --fresh does)",
+            ("put the old data, tokenizer, chat template and options back" if made else "put the old data back")
+            + ", or begin anew in another checkpoints folder (deploy --fresh does)",
         )
     if config.readers and index.whole and whole:
         check_features(Path(config.features.path or ""), identity_of(target, drafter, index, config))

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from chat_parts import MARKED, OPENED, PLAIN, STRICT, THINKING, save_words, turns
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trainer.chat import Span, token_mask
 from trainer.config import DataConfig
@@ -264,3 +266,62 @@ def test_prompts_go_through_the_same_template(tmp_path: Path) -> None:
     faults: list[str] = []
     assert tokenize([bad, good], target, file, vocab_size=300, longest=99, bad=faults)[0] == []
     assert faults == [f"{file}:2: the chat template refuses it: roles must alternate"]
+
+
+def _said(digits: str) -> st.SearchStrategy[str]:
+    """Texts with these digits, and with all that templates and tokenizers treat in a way of their own."""
+    odd = [
+        "\n",
+        " ",
+        "\n\n",
+        "<|im_end|>",
+        "<|im_start|>",
+        "assistant\n",
+        "é",
+        "🦙",
+        "{{",
+        "' + \"",
+        "\\",
+        "y",
+        "[/INST]",
+        "\u0301",
+    ]
+    return st.tuples(st.sampled_from(digits), st.lists(st.sampled_from([*digits, *odd]), max_size=8)).map(
+        lambda parts: "".join([*parts[1], parts[0]])
+    )
+
+
+@settings(max_examples=150, deadline=None, database=None)
+@given(
+    talk=st.lists(st.tuples(_said("01234"), st.none() | _said("789"), _said("56")), min_size=1, max_size=3),
+    system=st.none() | _said("01234"),
+    template=st.sampled_from([PLAIN, THINKING, OPENED, STRICT, MARKED]),
+    field=st.booleans(),
+)
+def test_whatever_is_said_the_loss_is_on_the_assistant_alone(
+    folder: Path, talk: list[tuple[str, str | None, str]], system: str | None, template: str, field: bool
+) -> None:
+    """Users and system say 0 to 4, the assistant thinks 7 to 9 and says 5 and 6: no digit of one is in the other."""
+    messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
+    for question, thought, words in talk:
+        answer = {"role": "assistant", "content": words}
+        if thought is not None and field:
+            answer["reasoning_content"] = thought
+        elif thought is not None:
+            answer["content"] = f"<think>\n{thought}\n</think>\n\n{words}"
+        messages += [{"role": "user", "content": question}, answer]
+    (encoder,) = _ENCODERS.setdefault(
+        (folder, template), [Encoder(folder, DataConfig(path="-"), template, {}, frozenset())]
+    )
+    (made,) = encoder.encode([json.dumps({"messages": messages}).encode()])
+    entry = json.loads(made.line)
+    assert "refused" not in entry, entry
+    pieces = [encoder.tokenizer.decode([i]) for i in entry["input_ids"]]
+    on = "".join(p for p, m in zip(pieces, entry["loss_mask"], strict=True) if m)
+    off = "".join(p for p, m in zip(pieces, entry["loss_mask"], strict=True) if not m)
+    assert not set(on) & set("01234")
+    assert not set(off) & set("56789")
+    assert on.count("<|im_end|>") >= sum(not w[-1:].isspace() for _, _, w in talk)
+
+
+_ENCODERS: dict[tuple[Path, str], list[Encoder]] = {}

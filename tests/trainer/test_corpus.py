@@ -291,6 +291,9 @@ def test_a_run_trains_on_conversations_and_goes_on_with_the_same_tokens(
     assert len(tokens) == 1
     again = call("check", "--config", run.config, "--checkpoints", run.root / "checkpoints", "--set", "train.epochs=2")
     assert json.loads(again.stdout)["from_step"] == report["total_steps"]
+    other = ("check", "--config", run.config, "--checkpoints", run.root / "checkpoints", "--set", "data.turns=last")
+    report = json.loads(call(*other).stdout)
+    assert report["errors"][0]["exit_code"] == 6 and "tokens made from the data are not" in report["errors"][0]["what"]
     (target / "tokenizer.json").unlink()  # and the kept tokens are another tokenizer's now
     assert call("check", "--config", run.config, "--checkpoints", run.root / "checkpoints").returncode == 2
 
