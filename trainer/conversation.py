@@ -73,7 +73,7 @@ def parse_text(entry: Mapping[str, Any]) -> Conversation | Completion:
         if not isinstance(ended, bool):
             raise ValueError("ended is neither true nor false")
         return Completion(prompt, response, ended)
-    return Conversation(answered(read_turns(entry, given[0])), _tools(entry.get("tools")))
+    return Conversation(answered(read_turns(entry, given[0])), read_tools(entry.get("tools")))
 
 
 def read_turns(entry: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
@@ -175,7 +175,12 @@ def text_of(number: int, content: Any, *, empty_ok: bool) -> str:
     raise ValueError(f"turn {number}: the content is {'missing' if content is None else type(content).__name__}")
 
 
-def _tools(tools: Any) -> tuple[dict[str, Any], ...] | None:
+def read_tools(tools: Any) -> tuple[dict[str, Any], ...] | None:
+    """What stands under "tools"; None if nothing does.
+
+    Raises:
+        ValueError: it is no list of objects, nor the JSON text of one.
+    """
     if isinstance(tools, str):  # many data sets keep the list as a text of JSON
         try:
             tools = json.loads(tools) if tools.strip() else None

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.conversation import read_turns
+from trainer.conversation import read_tools, read_turns
 from trainer.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ _NAMED = 10
 class Prompt:
     """One prompt as written: the line it stands on (from 1), and one of text, messages and input_ids.
 
-    `messages` ends with the last question; `turns` is the whole conversation, with all turns that are to be answered.
+    `messages` ends with the last question; `turns` is the whole conversation, with all turns that are to be answered;
+    `tools` are told to the model.
     """
 
     line: int
@@ -37,6 +38,7 @@ class Prompt:
     messages: Sequence[dict[str, Any]] | None = None
     input_ids: Sequence[int] | None = None
     turns: Sequence[dict[str, Any]] | None = None
+    tools: Sequence[dict[str, Any]] | None = None
 
 
 def read_prompts(file: Path, *, limit: int | None = None, skip_bad: bool = False) -> tuple[list[Prompt], list[str]]:
@@ -99,7 +101,7 @@ def _parse(number: int, line: bytes) -> Prompt:
     messages = turns[:-1] if turns[-1]["role"] == "assistant" else turns
     if not messages:
         raise ValueError(f"{given[0]} holds nothing to answer")
-    return Prompt(number, messages=messages, turns=turns)
+    return Prompt(number, messages=messages, turns=turns, tools=read_tools(value.get("tools")))
 
 
 def tokenize(
@@ -185,7 +187,9 @@ class _Reader:
         """
         if prompt.input_ids is not None:
             return list(prompt.input_ids)
-        text = prompt.text if prompt.messages is None else self._template.render(prompt.messages, prompt=True)
+        text = prompt.text
+        if prompt.messages is not None:
+            text = self._template.render(prompt.messages, prompt.tools, prompt=True)
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

@@ -307,7 +307,8 @@ class _Asking:
         if prompt.text is not None:
             answer = client.complete(prompt.text, self._sampling.body(chat=False))
             return {"line": line, "prompt": prompt.text, "response": answer.text}, answer.tokens
-        body = self._sampling.body(chat=True)
+        tools = {"tools": list(prompt.tools)} if prompt.tools else {}
+        body = {**self._sampling.body(chat=True), **tools}
         written: list[dict[str, Any]] = []
         tokens = 0
         turns = list(prompt.turns or ())
@@ -322,4 +323,4 @@ class _Asking:
             tokens += answer.tokens
             new = {"role": "assistant", "content": answer.text}
             written.append(new if answer.thoughts is None else {**new, "reasoning_content": answer.thoughts})
-        return {"line": line, "messages": written}, tokens
+        return {"line": line, "messages": written, **tools}, tokens

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
+import ipaddress
 import json
 import random
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -242,7 +245,8 @@ def test_killed_at_random_moments_nothing_is_lost_or_doubled(server: ChatServer,
 
 def test_every_turn_of_a_conversation_is_written_anew(server: ChatServer, tmp_path: Path) -> None:
     turns = [("system", "be"), ("human", "a"), ("gpt", "old"), ("human", "b"), ("gpt", "old too")]
-    talk = {"conversations": [{"from": f, "value": v} for f, v in turns]}
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    talk = {"conversations": [{"from": f, "value": v} for f, v in turns], "tools": json.dumps(tools)}
     file, out = tmp_path / "p.jsonl", tmp_path / "out.jsonl"
     file.write_text(json.dumps(talk) + "\n" + json.dumps({"messages": [{"role": "user", "content": "c"}]}) + "\n")
     server.faults["b"] = ["thinks"]
@@ -254,11 +258,13 @@ def test_every_turn_of_a_conversation_is_written_anew(server: ChatServer, tmp_pa
         {"role": "user", "content": "b"},
         {"role": "assistant", "content": "so", "reasoning_content": "hm"},
     ]
+    assert rows(out)[0]["tools"] == tools and "tools" not in rows(out)[1]
     second = next(b for b in server.bodies if b["messages"][-1]["content"] == "b")
     assert [m["content"] for m in second["messages"]] == ["be", "a", "re: a", "b"]
     assert {k: v for k, v in second.items() if k != "messages"} == {
         "model": "t", "max_tokens": 64, "temperature": 0.5, "top_p": 0.9, "seed": 3, "stream": False,
         "chat_template_kwargs": {"enable_thinking": False}, "path": "/v1/chat/completions",
+        "tools": tools,
     }  # fmt: skip
 
 
@@ -370,3 +376,42 @@ def test_it_stops_soon_when_it_is_interrupted(server: ChatServer, tmp_path: Path
     _, err = process.communicate(timeout=LIMIT)
     assert process.returncode == 130 and "goes on from here" in err and "Traceback" not in err
     assert len(answers(out)) == 5
+
+
+def certificate(folder: Path) -> Path:
+    """A key and a certificate for 127.0.0.1, signed by itself, in one file."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    built = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
+        .add_extension(x509.BasicConstraints(True, None), True)
+        .sign(key, hashes.SHA256())
+    )
+    plain = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    file = folder / "cert.pem"
+    pem = serialization.Encoding.PEM
+    file.write_bytes(key.private_bytes(pem, *plain) + built.public_bytes(pem))
+    return file
+
+
+def test_tls_is_checked(server: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(file)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    url, prompts = server.url.replace("http:", "https:"), write_prompts(tmp_path / "p.jsonl", "a", "b")
+    with pytest.raises(ConfigError, match="certificate is refused: self-signed"):
+        ask(url, prompts, tmp_path / "out.jsonl")
+    assert not server.asked
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    server.faults["a"], server.faults["b"] = ["cut"], ["drip"]
+    ask(url, prompts, tmp_path / "out.jsonl", timeout_s=0.6)
+    assert answers(tmp_path / "out.jsonl") == {0: "re: a", 1: "re: b"}
