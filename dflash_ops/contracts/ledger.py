@@ -77,7 +77,7 @@ class Ledger:
         jitter: random number of the last start, for the pause before the next.
         dumped: attempts whose stacks were asked for.
         layers: the overlay in force.
-        held: fingerprints of which a person was told that nothing is left.
+        held: what a person was told once (`supervise.decide.told_key`), as fingerprints for which nothing is left.
         told: findings that were told, key -> time.
     """
 

@@ -64,13 +64,13 @@ def carry_out(decision: Decision, effects: Effects, ledger: Ledger) -> Done:
 
 
 def say_held(decision: Decision, effects: Effects, ledger: Ledger) -> None:
-    """Tell a person once that nothing is left, and take back what did not help."""
+    """Tell a person once: that nothing is left (what did not help is then taken back), or what would be done."""
     note = held(decision)
     if note is None:
         return
     _fenced(effects)
     effects.journal(note.event, note.data, note.attempt)
-    if decision.drop:
+    if note.data.get("drop"):
         effects.write_overlay(Overlay(ledger.layers).without(decision.drop))
     effects.tell(decision.title or decision.kind, f"{decision.reason}\n{decision.command}")
 

@@ -189,7 +189,7 @@ def _dump(s: Situation, problem: Problem, ledger: Ledger, policy: Policy, beside
     if s.attempt in ledger.dumped and id != besides:
         return None
     act = policy.mode == "act"
-    return Decision(
+    order = Decision(
         Verdict.ACT if act else Verdict.PROPOSE,
         f"{problem.title or problem.kind}: before anything is ended, it is written down where every worker stands",
         id=id,
@@ -203,6 +203,7 @@ def _dump(s: Situation, problem: Problem, ledger: Ledger, policy: Policy, beside
         command=dry_run(Action.DUMP_STACKS, s, ledger, params={}, layer=None, drop=(), ends_first=False, starts=False),
         undo="nothing to take back: it only looks",
     )
+    return order if act else _told_once(order, ledger)
 
 
 def _order(
@@ -276,27 +277,38 @@ def _timed(order: Decision, s: Situation, ledger: Ledger, policy: Policy, now: f
             most = min(policy.budgets.attempts_per_hour, MOST_ATTEMPTS)
             text = f"the budget of {most} attempts without progress an hour is spent; next would be {order.action}"
             later = until if until != float("inf") else None
-            told = order.fingerprint not in ledger.held
-            return replace(order, verdict=Verdict.HOLD, reason=text, not_before=later, notify=told)
+            return _told_once(replace(order, verdict=Verdict.HOLD, reason=text, not_before=later), ledger)
         known = [t for t in (s.since, *times[-1:]) if t <= now]
         begin = max(known, default=now) + budget.pause(len(times), policy, ledger.jitter)
         if now < begin and besides != order.id:
             text = f"{order.reason}; it waits {begin - now:.0f} s, because {len(times)} starts brought no progress"
             return replace(order, verdict=Verdict.WAIT, reason=text, not_before=begin, notify=False)
     if policy.mode != "act":
-        return replace(order, verdict=Verdict.PROPOSE, reason=f"{order.reason}; the policy only observes")
+        order = replace(order, verdict=Verdict.PROPOSE, reason=f"{order.reason}; the policy only observes")
+        return _told_once(order, ledger)
     return order
+
+
+def told_key(decision: Decision) -> str:
+    """What a person is told once: that nothing is left for a failure, that the budget is spent, what would be done."""
+    if decision.verdict is Verdict.PROPOSE:
+        return f"proposed:{decision.id}"
+    return f"budget:{decision.fingerprint}" if decision.action else decision.fingerprint
+
+
+def _told_once(decision: Decision, ledger: Ledger) -> Decision:
+    return replace(decision, notify=told_key(decision) not in ledger.held)
 
 
 def _hold(base: Decision, problem: Problem, ledger: Ledger, skipped: tuple[str, ...], s: Situation) -> Decision:
     """Nothing is left: a person has to look."""
     at = f"at step {problem.step}" if problem.step is not None else "before the first step"
     why = f"nothing that may be done is left ({'; '.join(skipped)})" if skipped else "its playbook has no repair for it"
-    return replace(
+    hold = replace(
         base,
         reason=f"{problem.now or problem.kind} struck {at}, and {why}",
         command=f"look yourself: dflash-ops triage --job {s.job or 'JOB'} --explain",
         skipped=skipped,
         jitter=0.0,
-        notify=problem.fingerprint not in ledger.held,
     )
+    return _told_once(hold, ledger)

@@ -123,7 +123,7 @@ def _progress(ledger: Ledger, event: Event) -> Ledger:
         cases=cases,
         mark=max(step, ledger.mark or 0),
         idle_starts=() if beyond else ledger.idle_starts,
-        held=tuple(k for k in ledger.held if k not in clear),
+        held=tuple(k for k in ledger.held if k.removeprefix("budget:") not in clear),
     )
 
 
@@ -205,7 +205,7 @@ def _action_outcome(ledger: Ledger, event: Event) -> Ledger:
 
 
 def _held(ledger: Ledger, event: Event) -> Ledger:
-    key = str(event.data.get("fingerprint") or "")
+    key = str(event.data.get("key") or event.data.get("fingerprint") or "")
     drop = event.data.get("drop")
     gone = set(drop) if isinstance(drop, (list, tuple)) else set()
     layers = tuple(x for x in ledger.layers if x.id not in gone)
@@ -237,6 +237,7 @@ _HANDLERS: Mapping[str, Callable[[Ledger, Event], Ledger]] = {
     "action_failed": _action_failed,
     "action_outcome": _action_outcome,
     "held": _held,
+    "proposed": _held,
     "supervise_reset": _supervise_reset,
 }
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dflash_ops.contracts import LIVE_STATES, Case, Decision, Ledger, Outcome, Verdict, to_dict
-from dflash_ops.supervise.decide import PENDING_S
+from dflash_ops.supervise.decide import PENDING_S, told_key
 from dflash_ops.supervise.gates import closed
 from dflash_ops.supervise.ledger import passed
 from dflash_ops.supervise.problem import Problem, own_problem, passing
@@ -53,20 +53,23 @@ def notice(evidence: Situation, playbooks: Playbooks, ledger: Ledger, now: float
 
 
 def held(decision: Decision) -> Note | None:
-    """The event that says that nothing is left; None for any other decision."""
-    if decision.verdict is not Verdict.HOLD or not decision.notify:
+    """The event that says that a person was told: `held` where nothing is left, `proposed` what would be done.
+
+    None for other decisions, and for what was told already.
+    """
+    if decision.verdict not in (Verdict.HOLD, Verdict.PROPOSE) or not decision.notify:
         return None
-    return Note(
-        "held",
-        decision.attempt,
-        {
-            "fingerprint": decision.fingerprint,
-            "kind": decision.kind,
-            "reason": decision.reason,
-            "text": decision.command,
-            "drop": list(decision.drop),
-        },
-    )
+    data = {
+        "key": told_key(decision),
+        "fingerprint": decision.fingerprint,
+        "kind": decision.kind,
+        "reason": decision.reason,
+        "text": decision.command,
+    }
+    if decision.verdict is Verdict.PROPOSE:
+        return Note("proposed", decision.attempt, {**data, "id": decision.id, "action": decision.action})
+    # Only where nothing is left; what waits for its budget takes its layers back with its start.
+    return Note("held", decision.attempt, {**data, "drop": [] if decision.action else list(decision.drop)})
 
 
 def _diagnosed(problem: Problem, s: Situation) -> Note:

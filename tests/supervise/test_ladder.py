@@ -329,6 +329,17 @@ def test_observing_says_what_it_would_do() -> None:
     assert "only observes" in decision.reason
 
 
+def test_what_is_proposed_and_that_a_budget_is_spent_are_told_once_each() -> None:
+    job = Job(Policy("observe"))
+    assert job.crash("segfault").notify
+    assert not job.crash("segfault").notify
+    job = Job(Policy("act", budgets=Budgets(attempts_per_hour=0)))
+    assert "budget of 0" in job.crash("segfault").reason
+    assert not job.crash("segfault").notify
+    job.policy = Policy("act", ladders={"segfault": ()})
+    assert job.crash("segfault").notify, "that nothing is left is another thing than an empty budget"
+
+
 def test_an_adopted_session_cannot_be_started_again() -> None:
     decision = Job().crash("segfault", adopted=True)
     assert decision.verdict is Verdict.HOLD
