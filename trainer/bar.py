@@ -19,7 +19,7 @@ class Bar:
 
     Args:
         label: what is being done, a few words.
-        total: units in all, above 0. unit: their name, plural.
+        total: units in all; 0 where there is nothing to count, only something to wait for. unit: their name, plural.
         done: units that an earlier run had done already; the rate counts only this run's.
         stream, clock: standard error and the monotonic clock, passed in by tests.
     """
@@ -95,7 +95,7 @@ class Bar:
         elapsed = now - self._start
         new = self._done - self._first
         rate = new / elapsed if elapsed > 0 and new else 0.0
-        parts = [f"{self._done}/{self._total} {self._unit}"]
+        parts = [f"{self._done}/{self._total} {self._unit}"] if self._total else []
         if rate:
             parts.append(f"{rate:.1f}/s" if rate >= 0.1 else f"{1 / rate:.0f} s each")
             left = (self._total - self._done) / rate

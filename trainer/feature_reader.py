@@ -24,6 +24,9 @@ from trainer.features import mend, read_manifest, read_places
 from trainer.ring import Ring, RingLayout, Slot, bytes_of
 from trainer.target_worker import fill_tokens, prepare_process
 
+#: Shards that are open at one time: there may be more of them than a process may have files.
+OPEN_FILES = 128
+
 
 class FeatureReader:
     """Samples' features by id.
@@ -41,7 +44,7 @@ class FeatureReader:
             raise DataError("the features are gone, or not all there", str(folder), mend(folder))
         self._folder, self._shards = folder, manifest.shards
         self._places = read_places(folder, manifest)
-        self._files: dict[int, int] = {}
+        self._files: dict[int, int] = {}  # shard -> descriptor, the one opened first in front
         self._checked: set[int] = set()
 
     def read(self, sample: int, rows: Tensor) -> None:
@@ -62,10 +65,9 @@ class FeatureReader:
         memory = bytes_of(rows)
         got = 0
         try:
-            if place.shard not in self._files:
-                self._files[place.shard] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = self._open(place.shard)
             while got < len(memory):
-                read = os.preadv(self._files[place.shard], [memory[got:]], place.offset + got)
+                read = os.preadv(descriptor, [memory[got:]], place.offset + got)
                 if read == 0:
                     break
                 got += read
@@ -74,6 +76,18 @@ class FeatureReader:
         if got != len(memory) or (sample not in self._checked and zlib.crc32(memory) != place.crc32):
             raise DataError(f"{file.name} is damaged in the features of sample {sample}", str(file), mend(self._folder))
         self._checked.add(sample)
+
+    def _open(self, shard: int) -> int:
+        if shard not in self._files:
+            while len(self._files) >= OPEN_FILES:
+                os.close(self._files.pop(next(iter(self._files))))
+            self._files[shard] = os.open(self._folder / self._shards[shard].name, os.O_RDONLY | os.O_CLOEXEC)
+        return self._files[shard]
+
+    def close(self) -> None:
+        """Its files; the process's end does it, too."""
+        while self._files:
+            os.close(self._files.popitem()[1])
 
 
 def run_reader(channel: Channel, setup: Mapping[str, Any]) -> None:

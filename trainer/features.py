@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer.errors import ConfigError, DataError
 from trainer.ring import ITEM_BYTES
@@ -303,8 +303,7 @@ def divide(plan: Plan, lengths: Mapping[int, int], row_bytes: int, limit: int) -
     return shards
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a sample's features lie: number of the shard in the manifest, byte offset, tokens, CRC-32."""
 
     shard: int

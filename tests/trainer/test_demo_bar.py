@@ -61,6 +61,9 @@ def test_a_long_step_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
         while out.getvalue().count("\n") < 4 and time.monotonic() < deadline:
             time.sleep(0.005)
     lines = out.getvalue().splitlines()
+    unknown = io.StringIO()
+    Bar("features", 0, "", stream=unknown).update(0, "reading target and data")
+    assert unknown.getvalue() == "features: reading target and data\n"
     assert len(lines) >= 4 and all(line.startswith("evaluate: 0/4 prompts  loading the target") for line in lines)
     ended = out.getvalue()
     time.sleep(0.1)

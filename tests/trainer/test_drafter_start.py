@@ -173,6 +173,7 @@ def test_each_difference_between_run_and_drafter_is_named(make_run: Callable[...
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_run_goes_on_from_published_weights_and_resumes_without_their_folder(
     make_run: Callable[..., Run], published: Path
 ) -> None:

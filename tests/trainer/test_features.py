@@ -28,7 +28,7 @@ from trainer.plan_record import audit
 from trainer.prepare import prepare
 from trainer.target import load_target
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # several launchers in a row: minutes on a busy machine
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 #: 80 samples of 12 to 60 tokens of 64 floats: six shards or so.
 SHARD = ["--shard-mib", "0.125"]
@@ -48,7 +48,7 @@ sys.exit(main(["features", *sys.argv[1:]]))
 
 def python(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, cwd=REPO, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=REPO, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
 
 
 def write_config(path: Path, target: Path, data: Path, features: Path) -> Path:
@@ -88,7 +88,11 @@ def copied(root: Path, tmp_path: Path) -> Path:
     return shutil.copytree(root / "features", tmp_path / "features")
 
 
-def test_they_are_what_the_target_computes_and_any_safetensors_reader_reads_them(root: Path, tiny_target: Path) -> None:
+def test_they_are_what_the_target_computes_and_any_safetensors_reader_reads_them(
+    root: Path, tiny_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.feature_reader.OPEN_FILES", 2)  # fewer than there are shards
+    reader, before = FeatureReader(root / "features"), len(list(Path("/proc/self/fd").iterdir()))
     target = load_target(tiny_target, dtype=torch.float32, device="cpu")
     lines = [json.loads(line)["input_ids"] for line in (root / "data.jsonl").read_text().splitlines()]
     manifest = read_manifest(root / "features")
@@ -101,7 +105,11 @@ def test_they_are_what_the_target_computes_and_any_safetensors_reader_reads_them
                 ids = lines[int(name)][:64]
                 own = target.features(torch.tensor([ids]), [2])[0]
                 torch.testing.assert_close(opened.get_tensor(name), own, atol=1e-5, rtol=1e-4)
-    assert seen == set(range(80))
+                rows = torch.empty(len(ids), 64)
+                reader.read(int(name), rows)
+                assert torch.equal(rows, opened.get_tensor(name))
+    assert seen == set(range(80)) and len(list(Path("/proc/self/fd").iterdir())) <= before + 2
+    reader.close()
 
 
 def test_a_run_from_disk_equals_the_run_with_its_target_bit_for_bit(root: Path, tmp_path: Path) -> None:

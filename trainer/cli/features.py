@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
+    from trainer.cli.guard import told
     from trainer.config import load_config
     from trainer.errors import FINISHED, ConfigError
     from trainer.features import read_manifest
@@ -44,17 +45,18 @@ def main(args: argparse.Namespace) -> int:
         return _verify(out)
     if not config.workers.target_devices:
         raise ConfigError("there are 0 targets to compute features", "workers.target_devices", "name a device")
-    with StopSignals() as signals:
-        raise_if_any(gpus_missing(config))
-        alone = replace(config, features=replace(config.features, path=None))
+    raise_if_any(gpus_missing(config))
+    alone = replace(config, features=replace(config.features, path=None))
+    waiting = Bar("features", 0, "")
+    with told("reading the data", "nothing was computed; whole shards of earlier calls stay"), waiting.alive():
+        waiting.update(0, "reading target and data")
         prepared = prepare(alone, None, "none", progress=_tokenizing())
+    bar = Bar("features", sum(prepared.index.lengths), "tokens")
+    with StopSignals() as signals:
         from trainer.feature_writer import write_features
 
-        bar = Bar("features", sum(prepared.index.lengths), "tokens")
-        try:
+        with bar.alive():
             code = write_features(prepared, out.absolute(), int(args.shard_mib * (1 << 20)), signals, _shown(bar))
-        finally:
-            bar.close()
     manifest = read_manifest(out)
     assert manifest is not None
     size = sum(shard.bytes for shard in manifest.shards)
@@ -103,10 +105,8 @@ def _verify(out: Path) -> int:
 
     manifest = read_manifest(out)
     bar = Bar("verify", max(1, len(manifest.shards)) if manifest else 1, "shards")
-    try:
+    with bar.alive():
         found = verify_features(out, lambda done, _, text: bar.update(done, text))
-    finally:
-        bar.close()
     if not found.complete:
         raise DataError("whole as far as they go, but not complete", str(out), "go on writing them")
     print(f"{out}: {len(found.shards)} shards, all as they were written")
