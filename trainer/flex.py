@@ -74,16 +74,19 @@ class Flex:
         backend: of torch.compile. Anything but "inductor" is for tests: it traces the same functions, without kernels.
 
     Raises:
-        TrainerError: torch.compile is switched off.
+        TrainerError: torch.compile is switched off, or told to use another backend than ours.
     """
 
     def __init__(self, backend: str = "inductor") -> None:
         import torch._dynamo
 
-        if getattr(torch._dynamo.config, "disable", False) or os.environ.get("TORCHDYNAMO_DISABLE") == "1":
+        settings = torch._dynamo.config
+        off = getattr(settings, "disable", False) or os.environ.get("TORCHDYNAMO_DISABLE") == "1"
+        # A debugging aid of newer torch: it would trace as always, then run the traced graph without kernels.
+        if off or getattr(settings, "debug_backend_override", ""):
             raise TrainerError(
-                "torch.compile is switched off, so flex attention would run dense",
-                "TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE",
+                f"torch.compile is {'switched off' if off else 'overridden'}, so flex attention would run dense",
+                "TORCHDYNAMO_DISABLE, TORCH_COMPILE_DISABLE or TORCH_COMPILE_OVERRIDE_BACKENDS",
                 'unset it, or set attention = "sdpa"',
             )
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)

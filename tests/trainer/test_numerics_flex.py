@@ -35,6 +35,10 @@ def some_anchors(count: int = 4, shift: int = 0) -> Tensor:
     return torch.tensor([[3, 9, 40, 55, 57, 60][:count]]) + shift
 
 
+def mask_of(flex: Flex, anchors: Tensor) -> Any:
+    return flex.block_mask(anchors, anchors, CONTEXT, BLOCK, 16, True)
+
+
 def run(flex: Flex, anchors: Tensor) -> tuple[Tensor, Tensor]:
     """Attention of a sliding causal layer by flex, and by SDPA with the dense mask."""
     generator = torch.Generator().manual_seed(0)
@@ -42,8 +46,7 @@ def run(flex: Flex, anchors: Tensor) -> tuple[Tensor, Tensor]:
     q = torch.randn(1, 4, rows, 32, generator=generator)
     k, v = (torch.randn(1, 2, CONTEXT + rows, 32, generator=generator) for _ in range(2))
     with torch.no_grad():
-        mask = flex.block_mask(anchors, anchors, CONTEXT, BLOCK, 16, True)
-        ours = flex.attend(q, k, v, mask)
+        ours = flex.attend(q, k, v, mask_of(flex, anchors))
         dense = dense_mask(anchors, anchors, torch.arange(CONTEXT), BLOCK, 16, True)
         return ours, attend(q, k, v, Masks("sdpa", {"x": dense}), "x")
 
@@ -87,10 +90,13 @@ def broken(graph: Any, inputs: Any) -> Callable[..., Any]:
     ids=["disabled", "forced eager", "recompile limit", "limit, errors suppressed"],
 )
 def test_whatever_makes_torch_run_it_uncompiled_is_an_error(how: Callable[[], Any]) -> None:
-    flex = Flex(backend="eager")
+    flex, larger = Flex(backend="eager"), some_anchors(6)
     run(flex, some_anchors(2))
+    mask, q, k = mask_of(flex, larger), torch.randn(1, 4, 48, 32), torch.randn(1, 2, CONTEXT + 48, 32)
+    with how(), pytest.raises(TrainerError, match=r"about to run dense, at .*\(1, 4, 48, 32\)"):
+        flex.attend(q, k, k.clone(), mask)
     with how(), pytest.raises(TrainerError, match="about to run dense"):
-        run(flex, some_anchors(6))
+        mask_of(flex, some_anchors(5))
 
 
 def test_a_compilation_that_fails_while_torch_suppresses_errors_is_an_error() -> None:
@@ -99,11 +105,14 @@ def test_a_compilation_that_fails_while_torch_suppresses_errors_is_an_error() ->
         run(flex, some_anchors())
 
 
-@pytest.mark.parametrize("how", ["config", "environment"])
+@pytest.mark.parametrize("how", ["disable", "debug_backend_override", "environment"])
 def test_compilation_switched_off_from_the_start_is_an_error(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if how == "environment":
         monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-    with torch._dynamo.config.patch(disable=how == "config"), pytest.raises(TrainerError, match="would run dense"):
+    else:
+        setting = True if how == "disable" else "0:eager"
+        monkeypatch.setattr(torch._dynamo.config, how, setting, raising=how == "disable")
+    with pytest.raises(TrainerError, match="would run dense"):
         Flex()
 
 
