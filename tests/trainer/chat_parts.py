@@ -95,6 +95,47 @@ def save_words(folder: Path, *, template: str | None = PLAIN, extra: int = 0) ->
     return folder
 
 
+def save_trained(folder: Path, kind: str) -> Path:
+    """A tokenizer of another make, trained on a few words; its post-processor would add a token in front.
+
+    Args:
+        kind: "pieces" (blanks written as a mark, unknown characters as bytes, as SentencePiece has it), "composed"
+            (byte-level after Unicode composition) or "words" (blanks are dropped).
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+    trainer: Any = trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>"], show_progress=False)
+    if kind == "pieces":
+        tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        blank = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        tokenizer.decoder = decoders.Sequence(blank)
+        trainer.special_tokens = ["<unk>", *(f"<0x{i:02X}>" for i in range(256))]
+    elif kind == "composed":
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.normalizer = normalizers.NFC()
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer.initial_alphabet = pre_tokenizers.ByteLevel.alphabet()
+    else:
+        tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        trainer = trainers.WordLevelTrainer(special_tokens=["<unk>"], show_progress=False)
+    tokenizer.train_from_iterator(["user assistant hello there you yes the way to be or not one two é"] * 20, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<unk> $A", special_tokens=[("<unk>", 0)])
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|bos|>",
+        "eos_token": "<|im_end|>",
+        "unk_token": "<unk>",
+        "additional_special_tokens": ["<|im_start|>"],
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
 def turns(*texts: str, system: str | None = None) -> list[dict[str, Any]]:
     """User and assistant by turns."""
     head = [{"role": "system", "content": system}] if system is not None else []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_parts import MARKED, OPENED, PLAIN, STRICT, THINKING, save_words, turns
+from chat_parts import MARKED, OPENED, PLAIN, STRICT, THINKING, save_trained, save_words, turns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -121,6 +123,32 @@ def test_characters_of_several_tokens(show: Show) -> None:
     assert show(PLAIN, chat("grüße 🦙", "das 🦙 grüßt\u0301 🧵")) == [
         q("grüße 🦙") + A + "[[das 🦙 grüßt\u0301 🧵<|im_end|>]]\n"
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "last"),
+    [
+        ("pieces", "yes the way", "one é two\n🦙 x"),
+        ("composed", "yes the way", "one é two\n🦙 x"),
+        ("words", "yes the way ", "one <unk> two <unk> <unk> "),
+    ],
+)
+@pytest.mark.parametrize("template", [PLAIN, STRICT, THINKING])
+def test_tokenizers_of_every_make(tmp_path: Path, kind: str, words: str, last: str, template: str) -> None:
+    encoder = Encoder(save_trained(tmp_path, kind), DataConfig(path="-"), template, {}, frozenset())
+    (made,) = encoder.encode([json.dumps(chat("hello", "yes the way", "be", "one e\u0301 two\n🦙 x")).encode()])
+    entry = json.loads(made.line)
+    assert entry["input_ids"][0] != 0 or kind == "words"
+    found = re.findall(r"\[\[(.*?)\]\]", shown(encoder.tokenizer, entry), flags=re.DOTALL)
+    assert [unicodedata.normalize("NFC", f).lstrip() for f in found] == [words + "<|im_end|>", last + "<|im_end|>"]
+
+
+def test_a_turn_may_end_with_a_token_that_only_the_target_names(folder: Path) -> None:
+    other = PLAIN.replace("<|im_end|>", "<|bos|>")
+    for ends, expected in ((frozenset({256}), "[[one<|bos|>]]\n"), (frozenset[int](), "[[one]]<|bos|>\n")):
+        encoder = Encoder(folder, DataConfig(path="-"), other, {}, ends)
+        (made,) = encoder.encode([json.dumps(chat("a", "one")).encode()])
+        assert shown(encoder.tokenizer, json.loads(made.line)).endswith(expected)
 
 
 def test_marks_of_the_template_itself(show: Show) -> None:
