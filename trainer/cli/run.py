@@ -38,6 +38,7 @@ def device_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from trainer.config import load_config
+    from trainer.hub import is_hub_id
     from trainer.prepare import gpus_missing, prepare, raise_if_any
     from trainer.progress import Output
     from trainer.signals import StopSignals
@@ -53,6 +54,8 @@ def main(args: argparse.Namespace) -> int:
 
                 folders = args.out.absolute(), args.checkpoints.absolute()
                 return run_several(place, config, *folders, args.resume, signals, _progress(signals))
+            if is_hub_id(config.target.path):
+                Output().stage("loading", 0, 1, f"hub:{config.target.path}")  # a fetch may take its time
             prepared = prepare(config, args.checkpoints, args.resume, progress=_progress(signals))
             from trainer.launcher import launch
 
