@@ -80,7 +80,8 @@ class Toy:
     def ops(self, *args: str) -> Outcome:
         """One command of dflash-ops, in this process."""
         self.capfd.readouterr()
-        code = run([args[0], "-i", str(self.inventory), *args[1:]])
+        own = () if args[0] == "checkpoints" else ("-i", str(self.inventory))
+        code = run([args[0], *own, *args[1:]])
         seen = self.capfd.readouterr()
         return Outcome(code, seen.out, seen.err)
 
@@ -181,6 +182,9 @@ class Pair(Toy):
     @property
     def nodes(self) -> list[dict[str, Any]]:
         return list(self.status["nodes"])
+
+    def checkpoints(self, what: str, *args: str) -> Outcome:
+        return self.ops("checkpoints", what, "-i", str(self.inventory), *args)
 
     def attempt(self, node: int, number: int, name: str) -> dict[str, Any]:
         path = self.roots[node] / "run/attempts" / str(number) / f"{name}.json"

@@ -72,6 +72,14 @@ def test_the_life_of_a_job_on_two_nodes(pair: Pair) -> None:
     valid("nodes", busy.json)
     assert "node 1 (b): job big runs" in busy.err
 
+    # checkpoints are moved on all nodes or on none: never while one of them runs
+    for root in pair.roots:
+        (root / "checkpoints/step-00000007").mkdir(parents=True)
+        (root / "checkpoints/step-00000007/weights").write_text("precious")
+    moved = pair.checkpoints("aside")
+    assert moved.code == 4
+    assert "node 0 (a) of job big runs" in moved.err
+
     stopped = pair.ops("stop", "--json", "--reason", "enough")
     assert stopped.code == 0, stopped.err
     valid("nodes", stopped.json)
@@ -84,6 +92,15 @@ def test_the_life_of_a_job_on_two_nodes(pair: Pair) -> None:
     ended = [pair.attempt(rank, 1, "exit")["t"] for rank in (0, 1)]
     assert max(times) < min(ended)  # asked at one time: none had to end before the other was asked
     assert pair.status["state"] == "stopped"
+
+    moved = pair.checkpoints("aside", "--json")
+    assert moved.code == 0, moved.err
+    valid("nodes", moved.json)
+    assert not any((root / "checkpoints/step-00000007").exists() for root in pair.roots)
+    assert "node 1 (b)" in pair.checkpoints("list").out
+    assert pair.checkpoints("restore", "--node", "1").code == 0
+    held = [(root / "checkpoints/step-00000007/weights").exists() for root in pair.roots]
+    assert held == [False, True]
 
 
 def test_a_fault_of_one_node_refuses_all_and_a_death_of_one_speaks_for_the_job(pair: Pair) -> None:
