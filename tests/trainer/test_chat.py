@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from trainer.chat import Span, token_mask
 from trainer.config import DataConfig
-from trainer.corpus import Encoder
+from trainer.encoder import Encoder
 from trainer.errors import ConfigError
 
 Show = Callable[..., list[str]]
