@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainer.actions import Average, Commit, Fill, Join, Phase, Save, Train
 from trainer.averages import Averages
 from trainer.board import Board
 from trainer.channel import Message
@@ -34,8 +35,9 @@ from trainer.prepare import Prepared
 from trainer.progress import Meter, Output
 from trainer.restarts import Restarts
 from trainer.ring import create_ring
-from trainer.saving import Saved, Saver
-from trainer.scheduler import Average, Commit, Fill, Join, Phase, Save, Scheduler, Train
+from trainer.saves import Saves
+from trainer.saving import Saver
+from trainer.scheduler import Scheduler
 from trainer.several import Several
 from trainer.signals import StopSignals
 from trainer.workers import Worker
@@ -153,7 +155,7 @@ class Launcher:
         self.committed_samples = 0
         self.committed_at = time.monotonic()
         self.fell_at: float | None = None
-        self.failed_saves = 0
+        self.saves = Saves(self.saver, store, self.record, self.scheduler, prepared, self.output)
         self.lr = 0.0
         self.tcp_store: Any = None
         self.several: Several | None = None if nodes is None else Several(self, nodes)
@@ -175,7 +177,7 @@ class Launcher:
         except TrainerError:
             if self.several is not None:
                 self.several.save_what_is_held()
-            self.finish_saving()
+            self.saves.finish()
             raise
         finally:
             self.crew.close()
@@ -191,7 +193,7 @@ class Launcher:
         self._new_rendezvous()
         self.crew.start_all()
         last_tick = 0.0
-        others = {self.signals.reader: self._signalled, self.saver.reader: self._look_at_saver}
+        others = {self.signals.reader: self._signalled, self.saver.reader: self.saves.look}
         if self.several is not None:
             others[self.several.reader] = self.several.look
         while self.scheduler.phase is not Phase.ENDED or (self.several is not None and self.several.meeting):
@@ -199,7 +201,7 @@ class Launcher:
             if time.monotonic() - last_tick >= TICK_S:
                 last_tick = time.monotonic()
                 self.crew.tick()
-                self._look_at_saver()
+                self.saves.look()
                 if self.several is not None:
                     self.several.look()
             self._act()
@@ -424,75 +426,8 @@ class Launcher:
         now, _ = self.prepared.plan.place(upto)
         yield from range(before, now)
 
-    # ---- checkpoints
-
     def _save(self, save: Save) -> None:
-        if not self.store.writes:
-            self._report()
-            self.scheduler.saved()
-            return
         if self.scheduler.phase is Phase.SAVING:  # the last one: nothing else is left to do
             self._report()
             self.output.stage("saving", 0, 1, f"step-{save.step}")
-        self._conclude(self.saver.start(save.step, self._state(save)))
-
-    def _look_at_saver(self) -> None:
-        self._conclude(self.saver.poll())
-
-    def _conclude(self, saved: Saved | None) -> None:
-        if saved is None:
-            return
-        if saved.beside is None:
-            self.failed_saves += 1
-            self.output.event("checkpoint_failed", step=saved.step, count=self.failed_saves, reason=saved.failure)
-            if self.scheduler.save_failed():
-                raise TrainerError(
-                    f"the last checkpoint cannot be written: {saved.failure}",
-                    str(self.store.folder),
-                    "make room there; the checkpoints that are there are whole: resume from the last one",
-                )
-            return
-        # The record first: a checkpoint in it that never got its name is skipped by the replay, the other way round a
-        # resume would find weights that no line explains.
-        path = self.store.claim(saved.step)
-        self.record.checkpoint(saved.step, path)
-        self.store.publish(saved.beside, path)
-        self.output.event("checkpoint", step=saved.step, path=path, seconds=f"{saved.seconds:.1f}")
-        self.scheduler.saved()
-
-    def save_now(self, save: Save) -> None:
-        """A checkpoint of the last average, though the run ends with an error."""
-        self.scheduler.save_now()
-        self._conclude(self.saver.start(save.step, self._state(save)))
-        self.finish_saving()
-
-    def finish_saving(self) -> None:
-        """The run ends with an error; a checkpoint that is being written is good, and may take its time."""
-        while self.saver.busy:
-            saved = self.saver.poll()
-            if saved is None:
-                time.sleep(0.02)
-            else:
-                self._conclude(saved)
-
-    def _state(self, commit: Save) -> dict[str, Any]:
-        p, config = self.prepared, self.config
-        return {
-            "step": commit.step,
-            "batches": commit.upto,
-            "total_batches": self.scheduler.total,
-            "t": round(time.time(), 3),
-            "plan": {
-                "seed": config.train.seed,
-                "batch_size": config.data.batch_size,
-                "buckets": list(config.buckets),
-                "base": p.plan.base.to_dict(),
-            },
-            "data": {"path": p.index.path, "sha256": p.index.sha256, "samples": len(p.index.ids)},
-            "drafter": p.drafter.to_hf(),
-            "drafters": self.scheduler.world,
-            "moments": config.train.moments,
-            "threads": config.workers.threads,
-            "torch": torch.__version__,
-            "config": config.to_dict(),
-        }
+        self.saves.start(save)

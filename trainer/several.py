@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainer.actions import Commit, Save
 from trainer.checkpoint import MANIFEST, WEIGHTS, list_checkpoints, name_of, step_of
 from trainer.errors import STOPPED, CheckpointError, ConfigError
 from trainer.meeting import FRESH, HELD, READY, SAVED, Decision, Held
@@ -26,7 +27,6 @@ from trainer.nodes import Alone, Begin, Broke, Nodes, StopAsked, StopAt
 from trainer.plan import Base, Plan
 from trainer.prepare import Prepared, prepare, total_batches
 from trainer.progress import Output
-from trainer.scheduler import Commit, Save
 from trainer.signals import StopSignals
 from trainer.workers import Worker
 
@@ -240,9 +240,9 @@ class Several:
         current = launcher.averages.current
         if current is None or not launcher.store.writes or not self.meeting:
             return
-        launcher.finish_saving()
+        launcher.saves.finish()
         if not (launcher.store.folder / name_of(current.step)).exists():
-            launcher.save_now(Save(current.batches, current.step))
+            launcher.saves.now(Save(current.batches, current.step))
 
     def fell(self, why: str) -> None:
         """This node's drafters are dead; what was trained since the commit is forgotten."""

@@ -7,7 +7,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.scheduler import Average, Commit, Fill, Join, Phase, Save, Scheduler, Train
+from trainer.actions import Average, Commit, Fill, Join, Phase, Save, Train
+from trainer.scheduler import Scheduler
 
 
 class Node:

@@ -29,11 +29,12 @@ def weights(run: Run) -> dict[str, torch.Tensor]:
 def test_two_nodes_equal_one_with_all_drafters(make_run: Callable[..., Run], tmp_path: Path) -> None:
     data = write_samples(tmp_path / "data.jsonl", 90)
     options: dict[str, Any] = {"data": data, "train.schedule": "fixed", "checkpoint.every": 6, "nodes.lost_after_s": 10}
-    two = Cluster([make_run("node0", **options), make_run("node1", **options)])
     one = make_run("one", **options)
+    more = {"workers.drafter_devices": ["cpu", "cpu"]}
+    two = Cluster([make_run("node0", **options, **more), make_run("node1", **options)])
     two.start_all()
     assert two.wait() == [0, 0], two.logs
-    assert one.finish('workers.drafter_devices=["cpu", "cpu"]') == 0, one.log
+    assert one.finish('workers.drafter_devices=["cpu", "cpu", "cpu"]') == 0, one.log
     names = [p.name for p in list_checkpoints(one.checkpoints)]
     assert all([p.name for p in list_checkpoints(run.checkpoints)] == names for run in two.runs), two.logs
     ours = [weights(run) for run in two.runs]
@@ -107,6 +108,7 @@ def test_a_cut_wire_is_noticed_and_the_rest_goes_on_until_it_is_mended(
         "train.epochs": 50,
         "train.average_every": 4,
         "checkpoint.every": 1000,
+        "train.sync": "step",
         "nodes.on_loss": "go_on",
         "nodes.lost_after_s": 4,
     }

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainer.actions import Average, Commit, Fill, Phase, Save, SlotState, Train
 from trainer.plan import Base, Plan, learning_rate
 from trainer.plan_record import Audit, PlanRecord, audit, from_ranges, read_lines, replay, to_ranges
-from trainer.scheduler import Average, Commit, Fill, Phase, Save, Scheduler, SlotState, Train
+from trainer.scheduler import Scheduler
 
 LENGTHS = st.lists(st.integers(2, 64), min_size=1, max_size=60)
 

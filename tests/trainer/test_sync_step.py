@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_support import REPO, Run, write_samples  # type: ignore[import-not-found]
 
+from trainer.actions import Average, Commit, Fill, Join, Phase, Save, Train
 from trainer.checkpoint import WEIGHTS, list_checkpoints
 from trainer.plan_record import audit
-from trainer.scheduler import Average, Commit, Fill, Join, Phase, Save, Scheduler, Train
+from trainer.scheduler import Scheduler
 
 
 @pytest.mark.slow
