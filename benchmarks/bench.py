@@ -58,7 +58,7 @@ class Case:
     words: tuple[str, ...]
     ratios: tuple[Ratio, ...]
     needs: str = ""
-    timeout_s: float = 180.0
+    timeout_s: float = 600.0
 
     @property
     def script(self) -> Path:
@@ -126,7 +126,7 @@ CASES = (
             Ratio(rf"bulk_ratio +{NUMBER}", "bulk into a container, of cat's rate", 0.8),
         ),
         needs="lab",
-        timeout_s=300,
+        timeout_s=600,
     ),
     Case(
         "send",
@@ -137,7 +137,7 @@ CASES = (
             Ratio(rf'"bulk": {NUMBER}', "sending a large file, of cat's rate", 0.8),
         ),
         needs="lab",
-        timeout_s=300,
+        timeout_s=600,
     ),
     Case(
         "gpu_drafter",
@@ -221,6 +221,7 @@ def main() -> int:
     parser.add_argument("--strict", action="store_true", help="a missed goal ends with 1, too")
     parser.add_argument("--json", action="store_true", help="the last line is a JSON object")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends what runs, as Ctrl-C does
     chosen = [c for c in CASES if given.only is None or c.name in given.only]
     skipped = {c.name: why for c in chosen if (why := why_not(c)) and not (given.only and c.script.exists())}
     if given.list:
