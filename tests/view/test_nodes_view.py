@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+from pathlib import Path
 
 from rich.console import Console
 
@@ -30,6 +31,9 @@ def shown(nodes: list[NodeSeen], width: int = 100) -> str:
 
 
 def test_the_worst_state_speaks_whatever_the_order_of_the_nodes() -> None:
+    page = " ".join((Path(__file__).resolve().parents[2] / "docs/deploy.md").read_text("utf-8").split())
+    told = page.split("The worst state speaks for the job (", 1)[1].split(")", 1)[0]
+    assert told.split(", ") == [state.value for state in WORST]
     assert set(WORST) == set(State)
     for bad, good in itertools.combinations(WORST, 2):
         for pair in ([node(0, bad), node(1, good)], [node(0, good), node(1, bad)]):
