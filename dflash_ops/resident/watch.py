@@ -34,6 +34,7 @@ from dflash_ops.resident import attempts, proc
 from dflash_ops.resident.attempts import Attempt
 from dflash_ops.resident.files import lock_held, read_tail
 from dflash_ops.resident.scan import LogScanner, MetricsScanner, Said
+from dflash_ops.resident.silences import Silences
 from dflash_ops.resident.tmux import SessionProbe
 from dflash_ops.supervise.health import Evidence, assess, quantile, warnings
 
@@ -120,7 +121,7 @@ def _error(worker: str, raw: bytes, mtime: float) -> ErrorInfo:
 class _One:
     """All that is followed of one attempt."""
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: Attempt, layout: Layout) -> None:
         self.number = attempt.number
         self.bad_pattern = ""
         pattern = None
@@ -141,6 +142,7 @@ class _One:
         self.previous: State | None = None
         self.since: float | None = None
         self.p99_floor = 0.0
+        self.silences = Silences(layout, attempt.spec)
         self.left: set[Process] = set()
         self.left_at = float("-inf")
 
@@ -190,9 +192,11 @@ class Watcher:
         assert one is not None
         self._read_new(one)
         evidence = self._evidence(attempt, one)
-        limits = attempt.spec.limits if attempt.spec is not None else Limits()
         now = time.time()
-        verdict = assess(evidence, now, limits)
+        verdict = assess(evidence, now, one.silences.limits)
+        if evidence.launcher_alive:
+            heard = max(filter(None, (evidence.output_t, evidence.sign_t, evidence.started)), default=now)
+            one.silences.saw(evidence.stage.name if evidence.stage is not None else "loading", now - heard)
         one.previous, one.since = verdict.state, verdict.since
         session, session_alive = self._session(attempt, one)
         told = list(warnings(evidence, session_alive))
@@ -264,7 +268,7 @@ class Watcher:
             self._attempt = attempts.read(self._layout, found[-1])
             self._stamp = stamp
         if self._one is None or self._one.number != found[-1]:
-            self._one = _One(self._attempt)
+            self._one = _One(self._attempt, self._layout)
             seed = self._seed
             if seed is not None and seed.attempt == found[-1]:
                 self._one.previous, self._one.since = seed.state, seed.since

@@ -1,0 +1,83 @@
+"""The loop's senses beyond the state: findings of the health detectors.
+
+The rules here: detectors run every ten seconds over what the looks of every second gathered, so that a job of weeks
+costs no more than one of minutes; what could not be asked is told as skipped, never as healthy.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from dflash_ops.contracts import Finding, JobSpec, Layout, Snapshot
+from dflash_ops.resident import spec
+from dflash_ops.supervise.detect import DiskSample, History, Report, run
+
+#: Progress lines and disk samples that are kept: half an hour of lines 10 s apart, an hour of samples.
+KEPT = 200
+DISK_EVERY_S = 60.0
+DETECT_EVERY_S = 10.0
+
+
+class Vitals:
+    """Findings of one job.
+
+    Args:
+        layout: its folders. checkpoints: where it saves, if that is another disk.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, layout: Layout, checkpoints: Path | None = None, clock: Callable[[], float] = time.time) -> None:
+        self._places = [layout.root, *([checkpoints] if checkpoints is not None else [])]
+        self._clock = clock
+        self._looks: deque[Snapshot] = deque(maxlen=KEPT)
+        self._disks: deque[DiskSample] = deque(maxlen=KEPT)
+        self._disks_failed = False
+        self._disk_t = self._detect_t = float("-inf")
+        self.report = Report()
+
+    def look(self, snapshot: Snapshot) -> tuple[Finding, ...]:
+        """Take one look more; what the detectors found last."""
+        now = self._clock()
+        if self._looks and self._looks[-1].attempt != snapshot.attempt:
+            self._looks.clear()
+        last = self._looks[-1] if self._looks else None
+        if last is not None and _progress_t(last) == _progress_t(snapshot):
+            self._looks[-1] = snapshot  # the same line, a newer state
+        else:
+            self._looks.append(snapshot)
+        if not 0 <= now - self._disk_t < DISK_EVERY_S:
+            self._disk_t = now
+            self._ask_disks(now)
+        if not 0 <= now - self._detect_t < DETECT_EVERY_S:
+            self._detect_t = now
+            disks = None if self._disks_failed else tuple(self._disks)
+            self.report = run(History(now, tuple(self._looks), disks, None, now))
+        return self.report.findings
+
+    def _ask_disks(self, now: float) -> None:
+        seen: set[int] = set()
+        self._disks_failed = False
+        for place in self._places:
+            try:
+                device, info = place.stat().st_dev, os.statvfs(place)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                self._disks_failed = True
+                continue
+            if device not in seen:
+                seen.add(device)
+                free, total = info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize
+                self._disks.append(DiskSample(now, str(place), free, total))
+
+
+def _progress_t(snapshot: Snapshot) -> float | None:
+    return snapshot.progress.t if snapshot.progress is not None else None
+
+
+def checkpoints_of(job: JobSpec | None, layout: Layout) -> Path | None:
+    return spec.checkpoints_folder(job, layout.root) if job is not None else None
