@@ -13,7 +13,6 @@ import secrets
 import select
 import socket
 import struct
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -138,13 +137,12 @@ class Channel:
         except OSError as error:
             raise PeerGone(f"the launcher is gone: {error}", "worker channel") from error
 
-    def receive(self) -> tuple[Message, float]:
-        """The next message, and the seconds waited for it. Ends with the launcher, not by a deadline of its own.
+    def receive(self) -> Message:
+        """The next message. The wait ends with the launcher, not by a deadline of its own.
 
         Raises:
             PeerGone: the launcher is dead.
         """
-        began = time.monotonic()
         while b"\n" not in self._in:
             readable, _, _ = select.select([self.socket], [], [], 5.0)
             if not readable:
@@ -153,7 +151,7 @@ class Channel:
                 continue
             self._in += self._read()
         line, _, self._in = self._in.partition(b"\n")
-        return _decode(line), time.monotonic() - began
+        return _decode(line)
 
     def _read(self) -> bytes:
         items = array.array("i")

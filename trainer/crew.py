@@ -98,7 +98,7 @@ class Crew:
 
     def send(self, name: str, message: Message) -> None:
         worker = self.workers[name]
-        worker.busy()
+        worker.busy("sync" if message["k"] in ("average", "join") else "compute")
         if worker.peer is not None:
             worker.peer.send(message)
             self._watch_writes(worker)
@@ -134,7 +134,7 @@ class Crew:
         if kind == "hello":
             peer.send_with_descriptors(self._setup(worker), self.memory[worker.role])
         elif kind == "ready":
-            worker.ready = True
+            worker.ready, worker.ready_at = True, time.monotonic()
             # Of a later life, or once the first step was begun, the others take no notice: they are past loading.
             if worker.life == 0 and not self.stepping:
                 done = sum(w.ready for w in self.workers.values())

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -34,6 +33,7 @@ from trainer.loss import LossOut, block_loss
 from trainer.optimizer import Masters
 from trainer.ring import Ring, RingLayout
 from trainer.state_layout import StateLayout
+from trainer.stopwatch import Stopwatch
 from trainer.target import load_embed_and_head
 from trainer.target_worker import prepare_process
 from trainer.tensor_files import load_checkpoint
@@ -69,9 +69,9 @@ class DrafterWorker:
             raise TrainerError("the drafter is not laid out as the launcher thinks", "state_layout.py", "report this")
         self.memory = AverageMemory(setup["averages_fd"], self.state, self.rank, pin=cuda)
         self.tokens = 0.0  # supervised tokens since the last averaging
-        self.seconds = {"wait": 0.0, "compute": 0.0, "copy": 0.0, "sync": 0.0}
         self._restore(setup)
         self._join(setup)
+        self.watch = Stopwatch()
 
     def _restore(self, setup: Mapping[str, Any]) -> None:
         if setup["average"] is not None:
@@ -181,8 +181,10 @@ class DrafterWorker:
         Raises:
             NonFiniteError: before anything was changed.
         """
-        began = time.monotonic()
         length = int(message["length"])
+        if message["crc"] is not None and self._mismatch(message):
+            self.watch.lap("copy")
+            return {"k": "mismatch", "slot": message["slot"], "seconds": self.watch.seconds()}
         new = length not in self.lengths_seen
         if new and self.backend == "flex":
             self._tell_compiling(len(self.lengths_seen))
@@ -190,7 +192,7 @@ class DrafterWorker:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             self.channel.send({"k": "copied", "slot": message["slot"]})
-        copied = time.monotonic()
+        self.watch.lap("copy")
         out = self.forward(batch)
         numbers = torch.stack([t.detach().double() for t in out]).tolist()
         stats = dict(zip(LossOut._fields, numbers, strict=True))
@@ -198,13 +200,13 @@ class DrafterWorker:
         finite = math.isfinite(stats["numerator"])
         if stats["positions"] and finite:
             torch.autograd.backward([out.loss])
-        computed = time.monotonic()
+        self.watch.lap("compute")
         if self.together:
             # Before this one raises: the others wait for it, and must learn of it.
             todo = self._add_gradients(stats["denominator"], stats["positions"], not finite)
         else:
             todo = bool(stats["positions"])
-        synced = time.monotonic()
+        self.watch.lap("sync")
         if not finite:
             raise self._not_finite("loss", stats["numerator"], message)
         if todo:
@@ -216,20 +218,23 @@ class DrafterWorker:
             self._shape_seen(length)
         stats["block_tokens"] = int(stats["prefix_count"]) * self.geometry.block_size
         stats["context_tokens"] = int(batch.lengths.sum())
-        self.seconds["copy"] += copied - began
-        self.seconds["sync"] += synced - computed
-        self.seconds["compute"] += time.monotonic() - synced + computed - copied
-        return {"k": "trained", "batch": message["batch"], "stats": stats, "seconds": dict(self.seconds)}
+        stats["empty"] = int(not stats["positions"])
+        self.watch.lap("compute")
+        return {"k": "trained", "batch": message["batch"], "stats": stats, "seconds": self.watch.seconds()}
+
+    def _mismatch(self, message: Message) -> bool:
+        """Whether the slot does not hold what its target wrote (ring.debug)."""
+        slot = self.ring.slot(int(message["slot"]), int(message["length"]))
+        return slot.checksum(int(message["batch"])) != message["crc"]
 
     def join(self, message: Message) -> Message:
         """A step of the others in which this drafter has no batch: the last one of a run may be a short one."""
-        began = time.monotonic()
         if self._add_gradients(0.0, 0.0, False):
             norm = self.masters.step(float(message["lr"]), self.config.train.clip)
             if not math.isfinite(norm):
                 raise self._not_finite("norm of the gradient", norm, {"batch": "of another drafter", "samples": []})
-        self.seconds["sync"] += time.monotonic() - began
-        return {"k": "joined", "seconds": dict(self.seconds)}
+        self.watch.lap("sync")
+        return {"k": "joined", "seconds": self.watch.seconds()}
 
     def _add_gradients(self, weight: float, positions: float, bad: bool) -> bool:
         """Whether there is anything to step; the same answer on every drafter."""
@@ -266,7 +271,6 @@ class DrafterWorker:
         Raises:
             NonFiniteError: the average is not finite; it is not kept.
         """
-        began = time.monotonic()
         if self.together:
             # Equal but for rounding, if the drafters' machines differ: a checkpoint must be the same one everywhere.
             make_equal(self.masters.tensors(), 0)
@@ -282,8 +286,8 @@ class DrafterWorker:
                 f"the average of step {message['step']}",
                 "resume from the last checkpoint with a smaller train.lr",
             ) from error
-        self.seconds["sync"] += time.monotonic() - began
-        return {"k": "averaged", "sums": sums, "seconds": dict(self.seconds)}
+        self.watch.lap("sync")
+        return {"k": "averaged", "sums": sums, "seconds": self.watch.seconds()}
 
 
 def _with_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
@@ -303,8 +307,8 @@ def run_drafter(channel: Channel, setup: Mapping[str, Any]) -> None:
     answers = {"train": worker.train, "join": worker.join, "average": worker.average}
     channel.send({"k": "ask"})
     while True:
-        message, waited = channel.receive()
-        worker.seconds["wait"] += waited
+        message = channel.receive()
+        worker.watch.lap("wait")
         if message["k"] == "exit":
             break
         channel.send(answers[message["k"]](message))

@@ -8,7 +8,6 @@ time that this process reads it.
 from __future__ import annotations
 
 import os
-import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +21,8 @@ from trainer.data import SampleReader
 from trainer.errors import ConfigError, DataError
 from trainer.features import mend, read_manifest, read_places
 from trainer.ring import Ring, RingLayout, Slot, bytes_of
-from trainer.target_worker import fill_tokens, prepare_process
+from trainer.stopwatch import Stopwatch
+from trainer.target_worker import fill_tokens, filled, prepare_process
 
 #: Shards that are open at one time: there may be more of them than a process may have files.
 OPEN_FILES = 128
@@ -105,23 +105,22 @@ def run_reader(channel: Channel, setup: Mapping[str, Any]) -> None:
     if config.features.path is None:
         raise ConfigError("a reader without features", "features.path", "report this as a fault")
     features = FeatureReader(Path(config.features.path))
-    seconds = {"wait": 0.0, "compute": 0.0, "copy": 0.0, "sync": 0.0}
+    watch = Stopwatch()
     channel.send({"k": "ready"})
     channel.send({"k": "ask"})
     while True:
-        message, waited = channel.receive()
-        seconds["wait"] += waited
+        message = channel.receive()
+        watch.lap("wait")
         if message["k"] == "exit":
             return
-        began = time.monotonic()
         slot = ring.slot(int(message["slot"]), int(message["length"]))
         found = samples.read(message["samples"])
         fill_tokens(slot, found)
-        parsed = time.monotonic()
+        watch.lap("compute")
         _fill_features(slot, [(s.id, len(s.input_ids)) for s in found], features)
-        seconds["compute"] += parsed - began
-        seconds["copy"] += time.monotonic() - parsed
-        channel.send({"k": "filled", "slot": message["slot"], "batch": message["batch"], "seconds": dict(seconds)})
+        crc = slot.checksum(int(message["batch"])) if config.ring.debug else None
+        watch.lap("copy")
+        channel.send(filled(message, crc, watch))
 
 
 def _fill_features(slot: Slot, samples: list[tuple[int, int]], features: FeatureReader) -> None:

@@ -150,6 +150,8 @@ class Launcher:
         )
         self.restarts = Restarts(self.config.workers.drafter_restarts)
         self.sums: dict[int, int] = {}
+        self.written: dict[int, tuple[int | None, str]] = {}  # slot -> its checksum (ring.debug), and who filled it
+        self.mismatched: set[int] = set()
         self.samples = 0
         self.committed = prepared.cursor
         self.committed_samples = 0
@@ -311,12 +313,16 @@ class Launcher:
         if kind == "ask":
             self._idle(worker)
         elif kind == "filled":
-            self.scheduler.filled(worker.name, int(message["slot"]))
+            slot = int(message["slot"])
+            self.scheduler.filled(worker.name, slot)
+            self.written[slot] = (message["crc"], worker.name)
             self._idle(worker)
         elif kind == "copied":
             self.scheduler.copied(worker.name, int(message["slot"]))
         elif kind == "trained":
             self._trained(worker, message)
+        elif kind == "mismatch":
+            self._mismatch(worker, int(message["slot"]))
         elif kind == "joined":
             self._idle(worker)
         elif kind == "received" and self.several is not None:
@@ -350,6 +356,20 @@ class Launcher:
         self._idle(worker)
         if self.meter.due(self.scheduler.steps_done, self.config.train.log_every):
             self._report()
+
+    def _mismatch(self, worker: Worker, slot: int) -> None:
+        """ring.debug: the slot does not hold what was written there; its batch goes again, once."""
+        writer = self.written[slot][1]
+        batch = self.scheduler.refused(worker.name, slot)
+        self.output.event("slot_mismatch", slot=slot, batch=batch, writer=writer, worker=worker.name)
+        if batch in self.mismatched:
+            raise TrainerError(
+                f"slot {slot} did not hold what {writer} wrote there for batch {batch}, for the second time",
+                f"{worker.name}, ring.dir = {self.config.ring.dir}",
+                "something else writes to this memory, or it is faulty: look at the kernel's log, test the memory",
+            )
+        self.mismatched.add(batch)
+        self._idle(worker)
 
     def _report(self) -> None:
         s = self.scheduler
@@ -402,6 +422,7 @@ class Launcher:
             "epoch": batch.epoch,
             "samples": list(batch.sample_ids),
             "lr": self.lr,
+            "crc": self.written[action.slot][0],
         }
         self.crew.send(action.worker, message)
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from trainer.stopwatch import SHARES
+
 SCHEMA = 1
-#: What a worker's time is made of.
-SHARES = ("wait", "compute", "copy", "sync")
 
 
 class Output:
@@ -76,6 +76,7 @@ class Totals:
     samples: int = 0
     grad_norm: float = 0.0
     batches: int = 0
+    empty: int = 0
 
 
 _SUMMED = (
@@ -152,6 +153,7 @@ class Meter:
         t.block_tokens += int(stats["block_tokens"])
         t.context_tokens += int(stats["context_tokens"])
         t.grad_norm += stats["grad_norm"]
+        t.empty += int(stats["empty"])
         t.samples += samples
         t.batches += 1
         for name in _SUMMED:
@@ -210,6 +212,7 @@ class Meter:
             "eta_s": (total - step) * wall / steps if steps else None,
             "life": max((w.life for w in workers), default=0),
             "samples": samples,
+            "empty": t.empty,
             "workers": {w.name: {**self._shares(w, wall), "life": w.life} for w in workers},
         }
         with self.metrics.open("a", encoding="utf-8") as opened:
@@ -220,17 +223,17 @@ class Meter:
         self.totals, self._since, self._logged = Totals(), now, step
 
     def _shares(self, worker: WorkerTimes, wall: float) -> dict[str, float]:
+        """Shares of the interval, together 1. What belongs to no life (dead, or not started) is a wait too."""
         before = self._before.get((worker.name, worker.life), {})
         self._before[(worker.name, worker.life)] = dict(worker.seconds)
+        # A worker's own account may correct what was only presumed of it before: nothing is less than nothing.
         gained = {name: max(0.0, worker.seconds.get(name, 0.0) - before.get(name, 0.0)) for name in SHARES}
-        # Waits are told up to now, work only when it is done: what was begun before this interval comes in one piece
-        # with it. Of what is too much, that is the part of the interval before.
-        wait = min(gained.pop("wait"), wall)
-        work = sum(gained.values())
-        kept = min(1.0, (wall - wait) / work) if work else 1.0
-        seconds = {"wait": wait, **{name: kept * spent for name, spent in gained.items()}}
-        # Cut, not rounded: together they are never more than the whole.
-        return {name: math.floor(spent / wall * 1e4 + 1e-6) / 1e4 for name, spent in seconds.items()}
+        total = sum(gained.values())
+        gained["wait"] += max(0.0, wall - total)
+        shares = {name: round(spent / max(wall, total), 4) for name, spent in gained.items()}
+        largest = max(SHARES, key=lambda name: shares[name])
+        shares[largest] = round(shares[largest] + 1.0 - sum(shares.values()), 4)  # what rounding took
+        return shares
 
     def _line(self, entry: Mapping[str, Any]) -> None:
         def shown(value: float | None, form: str) -> str | None:
@@ -248,4 +251,14 @@ class Meter:
             lr=shown(entry["lr"], ".4e"),
             eta_s=shown(entry["eta_s"], ".0f"),
             life=entry["life"],
+            shares=",".join(f"{name}:{_percents(w)}" for name, w in entry["workers"].items()) or None,
         )
+
+
+def _percents(shares: Mapping[str, float]) -> str:
+    """wait/compute/copy/sync in whole percent, together 100."""
+    whole = {name: math.floor(100 * shares[name] + 1e-6) for name in SHARES}
+    rest = sorted(SHARES, key=lambda name: whole[name] - 100 * shares[name])
+    for name in rest[: 100 - sum(whole.values())]:
+        whole[name] += 1
+    return "/".join(str(whole[name]) for name in SHARES)

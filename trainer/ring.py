@@ -12,6 +12,7 @@ import errno
 import mmap
 import os
 import tempfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -156,6 +157,13 @@ class Slot:
     input_ids: Tensor
     loss_mask: Tensor
     features: Tensor
+
+    def checksum(self, batch: int) -> int:
+        """CRC-32 of the batch's number and of all that the slot holds of it."""
+        crc = zlib.crc32(batch.to_bytes(8, "little"))
+        for tensor in (self.lengths, self.input_ids, self.loss_mask, self.features):
+            crc = zlib.crc32(bytes_of(tensor), crc)
+        return crc
 
 
 class Ring:

@@ -5,7 +5,6 @@ Everything it does for a batch is a pure function of the batch, so a batch whose
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from trainer.channel import Channel, Message
 from trainer.config import parse_config
 from trainer.data import Sample, SampleReader
 from trainer.ring import Ring, RingLayout, Slot
+from trainer.stopwatch import Stopwatch
 from trainer.target import load_target
 
 
@@ -32,30 +32,30 @@ def run_target(channel: Channel, setup: Mapping[str, Any]) -> None:
     reader = SampleReader(data["path"], data["size"], data["mtime_ns"], config.data.max_length)
     target = load_target(config.target.path, dtype=getattr(torch, layout.dtype), device=device)
     taps = list(setup["layer_ids"])
-    seconds = {"wait": 0.0, "compute": 0.0, "copy": 0.0, "sync": 0.0}
+    watch = Stopwatch()
     channel.send({"k": "ready"})
     channel.send({"k": "ask"})
     while True:
-        message, waited = channel.receive()
-        seconds["wait"] += waited
+        message = channel.receive()
+        watch.lap("wait")
         if message["k"] == "exit":
             return
-        began = time.monotonic()
         length = int(message["length"])
         slot = ring.slot(int(message["slot"]), length)
         fill_tokens(slot, reader.read(message["samples"]))
         features = target.features(slot.input_ids.long().to(device), taps)
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # or the copy would be charged with the compute
-        computed = time.monotonic()
+        watch.lap("compute")
         slot.features.copy_(features)
-        seconds["compute"] += computed - began
-        seconds["copy"] += time.monotonic() - computed
-        channel.send(_filled(message, seconds))
+        crc = slot.checksum(int(message["batch"])) if config.ring.debug else None
+        watch.lap("copy")
+        channel.send(filled(message, crc, watch))
 
 
-def _filled(message: Message, seconds: Mapping[str, float]) -> Message:
-    return {"k": "filled", "slot": message["slot"], "batch": message["batch"], "seconds": dict(seconds)}
+def filled(message: Message, crc: int | None, watch: Stopwatch) -> Message:
+    """The answer to `fill`; `crc` where ring.debug asks for it."""
+    return {"k": "filled", "slot": message["slot"], "batch": message["batch"], "crc": crc, "seconds": watch.seconds()}
 
 
 def fill_tokens(slot: Slot, samples: list[Sample]) -> None:

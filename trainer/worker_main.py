@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
 
 def _work(role: str, name: str, life: int, channel: Channel) -> None:
     channel.send({"k": "hello", "worker": name, "life": life})
-    setup, _ = channel.receive()
+    setup = channel.receive()
     setup["ring_fd"] = channel.take_descriptor()
     if role == "drafter":
         setup["averages_fd"] = channel.take_descriptor()

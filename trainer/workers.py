@@ -22,6 +22,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, PCont
 
 import trainer
 from trainer.channel import Peer
+from trainer.stopwatch import SHARES
 
 #: Seconds for a worker that was told to end, or whose socket closed, before it is killed.
 GRACE_S = 20.0
@@ -56,7 +57,8 @@ class Worker:
         name: target0, drafter1, ... role: target or drafter. rank: among its role. device: "cpu" or "cuda:N".
         life: 0 at first. peer: its connection, None until it said hello. ready: it has loaded what it needs.
         busy_since, idle_since: when it got what it is doing, or ran out of it (monotonic); the other one is None.
-        seconds: wait, compute, copy, sync of this life, as it reported them. pending_wait: not in them yet.
+        seconds: wait, compute, copy, sync since it was ready, as it reported them last. pending_wait: of the time that
+            they lack. doing: what it was last given. started_at, ready_at: of this life (monotonic).
         fault, fault_at: its own last words, and when they came.
         lost_at: when its socket closed. exit_code: once it has ended.
     """
@@ -74,6 +76,9 @@ class Worker:
     fault: dict[str, Any] | None = None
     fault_at: float | None = None
     pending_wait: float = 0.0
+    doing: str = "compute"
+    started_at: float = 0.0
+    ready_at: float | None = None
     lost_at: float | None = None
     exit_code: int | None = None
     _context: PContext | None = None
@@ -93,15 +98,23 @@ class Worker:
         return attempt / "errors" / self.folder / "error.json"
 
     def times(self) -> dict[str, float]:
-        """Its seconds so far; a wait that still lasts counts up to now."""
-        seconds = dict(self.seconds)
-        seconds["wait"] = seconds.get("wait", 0.0) + self.pending_wait
-        if self.idle_since is not None:
-            seconds["wait"] += time.monotonic() - self.idle_since
+        """Seconds of this life so far, together all that have passed: loading is a wait too.
+
+        What it has not reported yet is known only by what it was given to do; its own account replaces that later.
+        """
+        now = time.monotonic() if self.exit_code is None else min(time.monotonic(), self.ended_at)
+        ready = now if self.ready_at is None else self.ready_at
+        seconds = {kind: self.seconds.get(kind, 0.0) for kind in SHARES}
+        rest = max(0.0, now - ready - sum(seconds.values()))
+        idle = self.pending_wait + (0.0 if self.idle_since is None else max(0.0, now - self.idle_since))
+        waited = min(rest, idle)
+        seconds["wait"] += waited + max(0.0, ready - self.started_at)
+        seconds[self.doing] += rest - waited
         return seconds
 
-    def busy(self) -> None:
+    def busy(self, kind: str = "compute") -> None:
         """It was given something to do; the wait before is not in `seconds` until it speaks again."""
+        self.doing = kind
         if self.idle_since is not None:
             self.pending_wait += time.monotonic() - self.idle_since
         self.busy_since, self.idle_since = time.monotonic(), None
@@ -145,7 +158,7 @@ class Worker:
         self._told, self._partial = 0, b""
         self.peer, self.ready, self.fault, self.lost_at, self.exit_code = None, False, None, None, None
         self.fault_at = None
-        self.seconds, self.pending_wait = {}, 0.0
+        self.seconds, self.pending_wait, self.ready_at, self.started_at = {}, 0.0, None, time.monotonic()
         self.busy_since, self.idle_since = time.monotonic(), None
         environment = {
             "PYTHONPATH": os.pathsep.join(

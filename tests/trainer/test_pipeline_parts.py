@@ -23,7 +23,9 @@ from trainer.errors import ConfigError, NonFiniteError, TrainerError, tell, writ
 from trainer.optimizer import Masters
 from trainer.progress import Meter, Output, WorkerTimes
 from trainer.ring import ALIGN, Ring, RingLayout, create_ring
+from trainer.stopwatch import Stopwatch
 from trainer.target_worker import fill_tokens
+from trainer.workers import Worker
 
 LAYOUT = RingLayout(slots=3, batch=2, length=7, width=5, dtype="bfloat16")
 
@@ -98,10 +100,10 @@ def test_messages_and_a_descriptor_cross_and_death_is_end_of_file(tmp_path: Path
     with file.open("rb") as opened:
         peer.send_with_descriptors({"k": "setup"}, [opened.fileno()])
     peer.send({"k": "train"})
-    assert worker.receive()[0] == {"k": "setup"}
+    assert worker.receive() == {"k": "setup"}
     with os.fdopen(worker.take_descriptor()) as got:
         assert got.read() == "shared"
-    assert worker.receive()[0] == {"k": "train"}
+    assert worker.receive() == {"k": "train"}
     big = {"k": "fill", "samples": list(range(400_000))}
     peer.send(big)
     assert peer.pending  # more than the socket takes: kept, not waited for
@@ -111,7 +113,7 @@ def test_messages_and_a_descriptor_cross_and_death_is_end_of_file(tmp_path: Path
         while peer.pending and b"\n" not in worker._in:
             worker._in += worker._read()
             peer.flush()
-        answer.append(worker.receive()[0])
+        answer.append(worker.receive())
     assert answer == [big]
     worker.socket.close()
     assert peer.receive() == []
@@ -251,6 +253,7 @@ STATS = {
     "block_tokens": 64,
     "context_tokens": 100,
     "grad_norm": 2.0,
+    "empty": 0,
 }
 
 
@@ -275,31 +278,67 @@ def test_a_record_is_weighted_by_what_was_trained(tmp_path: Path, capsys: pytest
     assert entry["eta_s"] == pytest.approx(8 * 200 / (2 * entry["ctx_tok_s"]))
     out = capsys.readouterr().out
     assert out.startswith("dflash step=12/20 epoch=0.250 loss=1.0000 acc=0.2500 tau=2.50 block_tok_s=")
-    assert " ring=3/8 lr=1.0000e-04 eta_s=0 life=1\n" in out
+    assert " ring=3/8 lr=1.0000e-04 eta_s=0 life=1 shares=target0:100/0/0/0\n" in out
 
 
-def test_shares_of_an_interval_are_never_more_than_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares_of_an_interval_are_the_whole_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     now = 100.0
     monkeypatch.setattr("trainer.progress.time.monotonic", lambda: now)
     meter = Meter(Output(), tmp_path / "metrics.jsonl")
     record: dict[str, Any] = {"total": 20, "epoch": 0.25, "lr": 1e-4, "ring": (3, 8), "samples": 8}
-    told: list[dict[str, float]] = []
 
-    def interval(until: float, step: int, **seconds: float) -> None:
+    def interval(until: float, step: int, life: int = 0, **seconds: float) -> dict[str, float]:
         nonlocal now
         now = until
         meter.add(STATS, 4)
-        meter.record(**record, step=step, workers=[WorkerTimes("target1", 0, seconds)])
-        told.append(json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["workers"]["target1"])
+        meter.record(**record, step=step, workers=[WorkerTimes("target1", life, seconds)])
+        return json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["workers"]["target1"]
 
     # It filled the ring and waited before the first step, and both is no part of any interval.
     assert meter.start(0, lambda: [WorkerTimes("target1", 0, {"wait": 40.0, "compute": 30.0})])
-    interval(110.0, 10, wait=46.0, compute=33.0)  # since 109 it is at work, which it will tell when it is done
-    interval(120.0, 20, wait=55.4, compute=35.1, copy=1.4)  # 9.4 waiting; of 3.5 of work 0.6 fell into this interval
-    assert told[0] == {"wait": 0.6, "compute": 0.3, "copy": 0.0, "sync": 0.0, "life": 0}
-    assert told[1] == {"wait": 0.94, "compute": 0.036, "copy": 0.024, "sync": 0.0, "life": 0}
-    interval(130.0, 30, wait=65.4, compute=38.0, copy=1.4)
-    assert told[2] == {"wait": 1.0, "compute": 0.0, "copy": 0.0, "sync": 0.0, "life": 0}
+    shares = interval(110.0, 10, wait=46.0, compute=34.0)
+    assert shares == {"wait": 0.6, "compute": 0.4, "copy": 0.0, "sync": 0.0, "life": 0}
+    # Of what was taken for computing before, a second was a copy: nothing is less than nothing, nothing more than all.
+    shares = interval(120.0, 20, wait=55.0, compute=33.0, copy=2.0)
+    assert shares == {"wait": 0.8182, "compute": 0.0, "copy": 0.1818, "sync": 0.0, "life": 0}
+    # It died, and its next life has been there for six seconds.
+    shares = interval(130.0, 30, life=1, wait=5.0, compute=1.0)
+    assert shares == {"wait": 0.9, "compute": 0.1, "copy": 0.0, "sync": 0.0, "life": 1}
+    shares = interval(133.0, 40, life=1, wait=6.0, compute=2.0, copy=1.0)
+    assert shares == {"wait": 0.3334, "compute": 0.3333, "copy": 0.3333, "sync": 0.0, "life": 1}
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in lines] == [
+        "shares=target1:60/40/0/0",
+        "shares=target1:82/0/18/0",
+        "shares=target1:90/10/0/0",
+        "shares=target1:34/33/33/0",
+    ]
+
+
+def test_a_worker_that_has_not_spoken_yet_is_accounted_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 10.0
+    monkeypatch.setattr("trainer.workers.time.monotonic", lambda: now)
+    worker = Worker("drafter0", "drafter", 0, "cpu", started_at=10.0)
+    now = 14.0
+    worker.ready, worker.ready_at = True, now
+    worker.idle()
+    now = 16.0
+    worker.busy()
+    now = 19.0
+    assert worker.times() == {"wait": 6.0, "compute": 3.0, "copy": 0.0, "sync": 0.0}
+    worker.heard({"wait": 2.0, "compute": 2.0, "copy": 1.0, "sync": 0.0})
+    worker.idle()
+    worker.busy("sync")
+    now = 21.5
+    assert worker.times() == {"wait": 6.0, "compute": 2.0, "copy": 1.0, "sync": 2.5}
+    watch = Stopwatch(lambda: now)
+    now = 24.0
+    watch.lap("copy")
+    now = 25.0
+    watch.lap("wait")
+    assert watch.seconds() == {"wait": 1.0, "compute": 0.0, "copy": 2.5, "sync": 0.0}
 
 
 def test_lines_have_no_blanks_in_values(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ COMMANDS = {
     "run": ("trainer.cli.run", "train a drafter"),
     "check": ("trainer.cli.check", "look whether a run could start, and what it would take"),
     "audit": ("trainer.cli.audit", "say whether every sample was trained once an epoch"),
+    "verify": ("trainer.cli.verify", "read checkpoints whole, and say which are not"),
     "evaluate": ("trainer.cli.evaluate", "measure a drafter in the real speculative loop"),
     "export": ("trainer.cli.export", "write a checkpoint's drafter as servers load it"),
     "import": ("trainer.cli.import_drafter", "print the [drafter] table that goes on from a drafter's folder"),
