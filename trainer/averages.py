@@ -45,6 +45,7 @@ class Averages:
             f"{BUFFERS} states of {layout.buffer_bytes}, beside the ring",
             "another ring.dir (a larger tmpfs), fewer ring.slots, or a smaller drafter",
         )
+        self._map = mmap.mmap(self.descriptor, layout.total_bytes)
 
     def begin(self, *, wipe: bool = True) -> int:
         """The buffer to write the next average into; what it held counts no more.
@@ -59,7 +60,7 @@ class Averages:
         return buffer
 
     def _wipe(self, buffer: int) -> None:
-        os.pwrite(self.descriptor, bytes(HEADER), buffer * self.layout.buffer_bytes)
+        self._header(buffer, bytes(HEADER))
 
     def valid(self) -> list[Kept]:
         """Averages that can be gone back to, the last one first."""
@@ -84,9 +85,14 @@ class Averages:
         buffer = 0 if self.current is None else BUFFERS - 1 - self.current.buffer
         self.previous = self.current
         self.current = Kept(buffer, step, batches, tuple(sums))
-        os.pwrite(self.descriptor, self.current.encode(), buffer * self.layout.buffer_bytes)
+        self._header(buffer, self.current.encode())
+
+    def _header(self, buffer: int, raw: bytes) -> None:
+        at = buffer * self.layout.buffer_bytes
+        self._map[at : at + HEADER] = raw
 
     def close(self) -> None:
+        self._map.close()
         os.close(self.descriptor)
 
 
