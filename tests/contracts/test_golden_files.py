@@ -107,13 +107,13 @@ def test_an_old_exit_record_without_the_newer_keys_loads() -> None:
 
 def test_every_golden_progress_line_is_understood() -> None:
     lines = (DATA / "progress.txt").read_text().splitlines()
-    assert len(lines) == 21
+    assert len(lines) == 22
     kinds = []
     for line in lines:
         found = parse_line(line)
         assert found is not None, line
         kinds.append(found.kind)
-    assert kinds == ["stage"] * 3 + ["step"] * 4 + ["stage"] + ["event"] * 13
+    assert kinds == ["stage"] * 3 + ["step"] * 4 + ["stage"] + ["event"] * 14
 
 
 def test_the_golden_step_line_says_these_numbers() -> None:

@@ -145,7 +145,7 @@ class Run:
         file = self.attempt / "metrics.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
-    def until(self, holds: Callable[[], Any], within: float = 90) -> Any:
+    def until(self, holds: Callable[[], Any], within: float = 240) -> Any:
         """Polls; fails, with the log, if it never holds or the launcher ends before."""
         deadline = time.monotonic() + within
         while not (value := holds()):

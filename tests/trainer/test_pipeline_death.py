@@ -16,7 +16,7 @@ from pipeline_support import Run, worker_pid, write_samples  # type: ignore[impo
 from trainer.checkpoint import list_checkpoints
 from trainer.plan_record import audit
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # a machine busy with other things is no fault
 
 
 def gone(pids: list[int], within: float = 20) -> bool:
