@@ -69,7 +69,7 @@ every = 100
 # grace_s = 300                     # seconds to save in, after stop
 #
 # [jobs.dflash.policy]
-# mode = "observe"                  # say what would be done; "act" does it
+# allow = ["cuda_oom:smaller_anchors"]   # repairs of grade B; mode = "observe" only says what would be done
 #
 # [jobs.dflash.trainer]
 # target_devices = [0, 1, 2, 3, 4]
