@@ -12,7 +12,7 @@ from dflash_ops.inventory import Inventory, Job
 from dflash_ops.inventory.remedies import remedy_table
 from dflash_ops.playbooks import load_documents
 from dflash_ops.supervise.decide import decide
-from dflash_ops.supervise.ledger import rebuild
+from dflash_ops.supervise.ledger import by_supervisor, rebuild
 from dflash_ops.supervise.notice import notice
 from dflash_ops.supervise.situation import CheckpointSeen, Situation
 from dflash_ops.triage import compile_playbooks
@@ -78,7 +78,8 @@ def _situation(
     events: list[Event],
     checkpoints: tuple[CheckpointSeen, ...],
 ) -> Situation:
-    started = [e for e in events if e.event == "attempt_started" and e.attempt == snapshot.attempt]
+    # As a person last started it: what the supervisor added since stands in the ledger's layers.
+    started = [e for e in events if e.event == "attempt_started" and not by_supervisor(e.actor)]
     argv = started[-1].data.get("argv") if started else None
     crashed = snapshot.state is State.CRASHED
     end = snapshot.exit

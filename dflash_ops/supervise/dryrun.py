@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from typing import Any
 
-from dflash_ops.contracts import RULES, Action, Ledger, Overlay
+from dflash_ops.contracts import RULES, Action, JobSpec, Ledger, Overlay
 from dflash_ops.contracts.overlay import Layer
+from dflash_ops.supervise.remedies import apply
 from dflash_ops.supervise.situation import Situation
 
 _WAITS = {
@@ -54,17 +54,14 @@ def dry_run(
     if action is Action.ROLLBACK_RELEASE:
         lines.append(f"use release {params.get('release')}")
     if starts:
-        lines.append(
-            f"start attempt {(number or 0) + 1}: {command(situation, overlay.without(drop).with_layer(layer))}"
-        )
+        fresh = action is Action.FRESH_START_ASIDE
+        words = command(situation, overlay.without(drop).with_layer(layer), fresh=fresh)
+        lines.append(f"start attempt {(number or 0) + 1}: {words}")
     return "\n".join(lines) or RULES[action].text
 
 
-def command(situation: Situation, overlay: Overlay) -> str:
-    """The launcher's command with the overlay on it, quoted for a shell; the job's own environment is not repeated."""
-    env = [f"{k}={shlex.quote(v)}" for k, v in overlay.env.items()]
-    words = list(situation.argv)
-    for key, value in overlay.set.items():
-        words += ["--set", f"{key}={json.dumps(value, ensure_ascii=False)}"]
-    words += overlay.args
-    return " ".join([*env, *(shlex.quote(w) for w in words)])
+def command(situation: Situation, overlay: Overlay, *, fresh: bool = False) -> str:
+    """The launcher's command as `apply` makes it, quoted for a shell; the job's own environment is not repeated."""
+    plain = JobSpec("", "", "", situation.argv, "", remedies=situation.table)
+    job = apply(plain, overlay, fresh=fresh)
+    return " ".join([*(f"{k}={shlex.quote(v)}" for k, v in job.env.items()), *(shlex.quote(w) for w in job.argv)])

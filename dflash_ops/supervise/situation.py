@@ -42,7 +42,8 @@ class Situation:
         stacks_failed: why there is none although it was asked for.
         left: pids of our own processes that outlived the attempt.
         checkpoints: newest first.
-        table: the job's remedies. argv: the command that was started, for the dry run.
+        table: the job's remedies. argv: the command as a person last started it, without
+            changes of ours, for the dry run.
         adopted: not started by us: there is no command to start it again.
         device: of the diagnosis' entity, the device to leave out (`cuda:3`), "" where none is named.
         previous_release: what ran before, None where there is none.

@@ -19,6 +19,7 @@ from dflash_ops.contracts import (
     RemedyTable,
     State,
     Verdict,
+    Way,
 )
 from dflash_ops.supervise.decide import decide
 from dflash_ops.supervise.notice import held, notice
@@ -363,6 +364,14 @@ def test_an_end_of_which_nothing_is_known_gets_one_restart_and_a_reboot_needs_pe
     assert 'allow = ["host_rebooted:restart"]' in reboot.reason
     allowed = Job(Policy("act", ("host_rebooted:restart",))).crash("healthy", rc=None, rebooted=True)
     assert allowed.action == "restart"
+
+
+def test_the_dry_run_says_how_a_foreign_trainer_goes_on_and_that_it_begins_anew() -> None:
+    table = RemedyTable({"restart": Way(args=("--resume",), env={"R": "1"})})
+    assert Job().crash("segfault", table=table).command == "start attempt 2: R=1 python3 train.py --resume"
+    policy = Policy("act", ("state_dict_size_mismatch:fresh_start_aside",))
+    fresh = Job(policy).crash("state_dict_size_mismatch", table=table)
+    assert fresh.command.endswith("start attempt 2: python3 train.py")
 
 
 def test_a_ladder_of_one_fingerprint_goes_before_that_of_its_kind() -> None:
