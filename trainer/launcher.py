@@ -161,6 +161,8 @@ class Launcher:
         self.lr = 0.0
         self.tcp_store: Any = None
         self.several: Several | None = None if nodes is None else Several(self, nodes)
+        if nodes is not None:
+            self.saves.nodes = nodes.ranks
 
     # ---- the loop
 
@@ -225,6 +227,7 @@ class Launcher:
                 self.output.line(f"bad data: {p.index.source}:{bad.number + 1}: {bad.reason}")
         epoch, _ = p.plan.place(p.cursor)
         if self.several is not None and self.several.joins_a_run:
+            self.store.went_back(p.step)
             self.output.event("resumed", step=f"{p.step}/{self.scheduler.total_steps}", path="of_the_other_nodes")
         elif p.resume is not None:
             self.store.resumed_from(p.resume)

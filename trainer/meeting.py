@@ -28,11 +28,17 @@ class Held:
     """A state that a node has: step, batches of the run that it stands for, and what makes it that one.
 
     `mark`: of a checkpoint the hash of its weights; of an average the token of the generation that made it.
+    `nodes`: of a checkpoint, who trained together when it was taken.
     """
 
     step: int
     batches: int
     mark: str
+    nodes: tuple[int, ...] = ()
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Held:
+        return cls(int(raw["step"]), int(raw["batches"]), str(raw["mark"]), tuple(raw["nodes"]))
 
 
 @dataclass(frozen=True)
@@ -77,10 +83,10 @@ class Report:
             ValueError: it is no report.
         """
         try:
-            states = {name: tuple(Held(**entry) for entry in raw.get(name, ())) for name in ("held", "saved")}
+            states = {name: tuple(Held.from_dict(entry) for entry in raw.get(name, ())) for name in ("held", "saved")}
             known = {f.name for f in dataclasses.fields(cls)}
             return cls(**{**{k: v for k, v in raw.items() if k in known}, **states})
-        except (TypeError, AttributeError) as error:
+        except (TypeError, AttributeError, KeyError) as error:
             raise ValueError(f"no report: {error}") from error
 
 
@@ -139,7 +145,7 @@ class Decision:
         """
         try:
             members = tuple(Member(**m) for m in raw["members"])
-            return cls(**{**raw, "members": members, "start": Held(**raw["start"])})
+            return cls(**{**raw, "members": members, "start": Held.from_dict(raw["start"])})
         except (TypeError, KeyError) as error:
             raise ValueError(f"no decision: {error}") from error
 
@@ -186,9 +192,13 @@ def choose(reports: Sequence[Report]) -> tuple[str, Held, int | None] | str:
         return "no average is held by all nodes that are left"
     if not any(r.saved for r in reports):
         return FRESH, Held(0, 0, ""), min(r.rank for r in reports)
-    common = set.intersection(*(set(r.saved) for r in reports))
-    if common:
-        return SAVED, max(common, key=lambda h: h.step), None
+    for state in sorted({h for r in reports for h in r.saved}, key=lambda h: -h.step):
+        having = [r for r in reports if state in r.saved]
+        # Who was away when it was taken gets it from one that has it, if that one's plan is the one to go on with.
+        source = next((r.rank for r in having if state == max(r.saved, key=lambda h: h.step)), None)
+        away = state.nodes and source is not None
+        if all(state in r.saved or (away and r.rank not in state.nodes) for r in reports):
+            return SAVED, state, None if len(having) == len(reports) else source
     steps = {r.rank: sorted(h.step for h in r.saved) for r in reports}
     newest_step = max(s for found in steps.values() for s in found)
     lacking_ranks = [rank for rank, found in steps.items() if newest_step not in found]
@@ -293,7 +303,7 @@ def decide(
         origin=origin,
         start=start,
         source=source,
-        base=next((r.base for r in ready if start in r.held), {}),
+        base=next((r.base for r in ready if start in r.held or r.rank == source), {}),
         stop_at=start.batches if stopping else None,
         refused=refused,
     )

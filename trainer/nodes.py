@@ -150,6 +150,10 @@ class Nodes:
         """Drafters of all nodes of the present generation."""
         return self.mine.world
 
+    def ranks(self) -> list[int]:
+        """Nodes of the present generation."""
+        return [m.rank for m in self.mine.members]
+
     @property
     def shared_token(self) -> str:
         """Token that node 0 has put into its checkpoints folder."""
@@ -190,11 +194,11 @@ class Nodes:
         self.report = replace(self.report, **changes)
         self.link.publish(self.report)
 
-    def introduce(self, facts: Mapping[str, Any], saved: Sequence[Held], folder: str) -> None:
-        """Before the first meeting: what must be the same everywhere, and checkpoints that are here."""
+    def introduce(self, facts: Mapping[str, Any], saved: Sequence[Held], folder: str, base: Mapping[str, Any]) -> None:
+        """Before the first meeting: what must be the same everywhere, checkpoints that are here, the plan's base."""
         self._facts = dict(facts)
         self._waiting_since = time.monotonic()
-        self._say(facts=self._facts, saved=tuple(saved), folder=folder, phase=READY)
+        self._say(facts=self._facts, saved=tuple(saved), folder=folder, base=dict(base), phase=READY)
 
     def ready(self, held: Sequence[Held], base: Mapping[str, Any], why: str = "") -> None:
         """This node's drafters have ended, and it waits for a generation, with these averages in memory."""

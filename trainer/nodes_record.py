@@ -74,13 +74,14 @@ def replay_nodes(records: Sequence[Sequence[Entry]], result: Audit) -> Audit:
     kept: dict[int, list[tuple[int, Sequence[int]]]] = {}
     over: dict[int, int] = {}
     saved = 0
+    # A node may have ended between the decision and its first line: then it trained nothing in that generation.
+    known_nodes = {node for generation in generations.values() for node in generation.entries}
     for token in _in_order(orders, result):
         generation = generations[token]
-        absent = sorted(set(generation.nodes) - set(generation.entries))
+        absent = sorted(set(generation.nodes) - known_nodes)
         if absent:
-            result.problems.append(
-                f"the record of node {', '.join(map(str, absent))} is missing: give all nodes' folders"
-            )
+            missing = f"the record of node {', '.join(map(str, absent))} is missing: give all nodes' folders"
+            result.problems += [missing] if missing not in result.problems else []
         result.rolled_back += _cut(kept, over, generation.upto)
         saved = min(saved, generation.upto)
         for entries in generation.entries.values():

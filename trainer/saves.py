@@ -4,6 +4,7 @@ and what a failed one means."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ class Saves:
         self.prepared = prepared
         self.output = output
         self.failed = 0
+        #: Who trains together; none where there is one machine only.
+        self.nodes: Callable[[], list[int]] = list
 
     def start(self, save: Save) -> None:
         """Begins to write the last average. A node that shares its folder with node 0 leaves it to that one."""
@@ -108,6 +111,7 @@ class Saves:
             "data": {"path": p.index.path, "sha256": p.index.sha256, "samples": len(p.index.ids)},
             "drafter": p.drafter.to_hf(),
             "drafters": self.scheduler.world,
+            "nodes": self.nodes(),
             "moments": config.train.moments,
             "threads": config.workers.threads,
             "torch": torch.__version__,

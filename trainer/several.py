@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.actions import Commit, Save
-from trainer.checkpoint import MANIFEST, WEIGHTS, list_checkpoints, name_of, step_of
+from trainer.checkpoint import MANIFEST, STATE, WEIGHTS, list_checkpoints, name_of, step_of
 from trainer.errors import STOPPED, CheckpointError, ConfigError
 from trainer.meeting import FRESH, HELD, READY, SAVED, Decision, Held
 from trainer.node_args import NodeArgs
@@ -99,7 +99,7 @@ def saved_here(folder: Path, resume: str, chosen: Path | None) -> list[Held]:
         folder: of the checkpoints. resume: --resume. chosen: the verified one that this node alone would take.
 
     Raises:
-        CheckpointError: a manifest that cannot be read.
+        CheckpointError: the chosen one's manifest or state cannot be read.
     """
     if chosen is None:
         return []
@@ -108,10 +108,12 @@ def saved_here(folder: Path, resume: str, chosen: Path | None) -> list[Held]:
     for path in found:
         try:
             manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-            states.append(Held(step_of(path), 0, str(manifest["files"][WEIGHTS]["sha256"])))
+            state = json.loads((path / STATE).read_text(encoding="utf-8"))
+            mark, nodes = str(manifest["files"][WEIGHTS]["sha256"]), tuple(state.get("nodes", ()))
+            states.append(Held(step_of(path), int(state["batches"]), mark, nodes))
         except (OSError, ValueError, KeyError, TypeError) as error:
             if path == chosen:
-                raise CheckpointError(f"the manifest cannot be read: {error}", str(path / MANIFEST)) from error
+                raise CheckpointError(f"manifest or state cannot be read: {error}", str(path)) from error
     return states
 
 
@@ -141,9 +143,8 @@ class Several:
         self._progress_at = 0.0
         self._samples: dict[int, int] = {}  # step -> samples trained up to that commit
         self._others: dict[tuple[int, str], dict[str, float]] = {}
-        if nodes.mine.origin in (SAVED, FRESH):
-            start = nodes.mine.start
-            self._start = Held(start.step, launcher.prepared.cursor, start.mark)
+        if not self.joins_a_run:
+            self._start = nodes.mine.start
 
     @property
     def meeting(self) -> bool:
@@ -153,7 +154,8 @@ class Several:
     @property
     def joins_a_run(self) -> bool:
         """This launcher began in a run of others, with their state."""
-        return self.nodes.mine.origin == HELD
+        mine = self.nodes.mine
+        return mine.origin == HELD or (mine.origin == SAVED and self.launcher.prepared.resume is None)
 
     @property
     def reader(self) -> socket.socket:
@@ -186,7 +188,7 @@ class Several:
         """This node's drafters get their state from another node, and need none of their own."""
         mine = self.nodes.mine
         current = self.launcher.averages.current
-        if mine.origin != HELD or mine.start == self._start:
+        if mine.origin == FRESH or mine.start == self._start:
             return False
         return current is None or current.step != mine.start.step
 
@@ -348,7 +350,8 @@ def run_several(
         prepared = prepare(config, checkpoints, resume, progress=progress)
         token = _put_token(checkpoints) if nodes.leader else ""
         chosen = None if prepared.resume is None else prepared.resume.path
-        nodes.introduce(facts_of(prepared), saved_here(checkpoints, resume, chosen), token)
+        here = saved_here(checkpoints, resume, chosen)
+        nodes.introduce(facts_of(prepared), here, token, prepared.plan.base.to_dict())
         decision = nodes.first_meeting(signals)
         if decision is None:
             output.event("stopped")
@@ -357,7 +360,7 @@ def run_several(
         if shared:
             output.line(f"note: {checkpoints} is node 0's folder: it alone writes checkpoints")
         os.environ.update(nodes.worker_environment())
-        if decision.origin == HELD:
+        if decision.origin == HELD or (decision.origin == SAVED and decision.start not in here):
             prepared = adopt(prepared, decision)
         elif decision.origin == SAVED and prepared.step != decision.start.step:
             wanted = str(checkpoints / name_of(decision.start.step))

@@ -91,6 +91,12 @@ def test_a_node_that_does_not_fit_is_named_with_key_and_values() -> None:
 def test_fresh_launchers_start_from_the_newest_checkpoint_that_all_have() -> None:
     made = generation(node(0, saved=(state(3), state(6))), node(1, saved=(state(3), state(6), state(9))))
     assert (made.origin, made.start) == (SAVED, state(6))
+    # Node 1 was away when node 0 went on alone: it gets what it lacks.
+    alone = replace(state(9), nodes=(0,))
+    made = generation(node(0, saved=(state(6), alone), base={"number": 2}), node(1, saved=(state(6), state(8, "left"))))
+    assert (made.origin, made.start, made.source, made.base) == (SAVED, alone, 0, {"number": 2})
+    both = replace(state(9), nodes=(0, 1))
+    assert generation(node(0, saved=(state(6), both)), node(1, saved=(state(6),))).start == state(6)
     for other, said in (
         ((), "no checkpoint is on every node: node 1 lacks step 6 (node 0 has step 3, 6, node 1 has none)"),
         ((state(5),), "no checkpoint is on every node: node 1 lacks step 6 (node 0 has step 3, 6, node 1 has step 5)"),
