@@ -8,6 +8,7 @@ held, however late it was written. Torn lines (kill -9, power) are skipped: what
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -21,6 +22,8 @@ from trainer.errors import ConfigError
 from trainer.plan import PlannedBatch
 
 PLAN_FILE = "plan.jsonl"
+#: No room now, maybe later.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def to_ranges(ids: Iterable[int]) -> list[list[int]]:
@@ -43,7 +46,9 @@ class PlanRecord:
     """Appends to an attempt's plan.jsonl; a checkpoint's line is on disk before `checkpoint` returns."""
 
     def __init__(self, attempt: Path) -> None:
-        self._file = (attempt / PLAN_FILE).open("a", encoding="utf-8")
+        self._path = attempt / PLAN_FILE
+        self._file = self._path.open("ab", buffering=0)
+        self._waiting = b""  # what a full disk did not take
 
     def begin(self, *, seed: int, step: int, epoch: int, batch: int, accepted: Iterable[int]) -> None:
         """An attempt starts at a checkpoint's step (0: from nothing), with these samples."""
@@ -95,11 +100,28 @@ class PlanRecord:
         self._file.close()
 
     def _write(self, **entry: object) -> None:
-        self._file.write(json.dumps(entry, separators=(",", ":")) + "\n")
-        self._file.flush()  # a killed process loses nothing; a power cut may, but only what no checkpoint holds
+        # Not buffered: a killed process loses nothing; a power cut may, but only what no checkpoint holds.
+        self._waiting += json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+        try:
+            self._drain()
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            # A checkpoint that does not fit fills the disk until it is given up: the lines wait in their order.
+
+    def _drain(self) -> None:
+        while self._waiting:
+            self._waiting = self._waiting[self._file.write(self._waiting) or 0 :]
 
     def _sync(self) -> None:
-        self._file.flush()
+        """
+        Raises:
+            OSError: there is no room, or the disk fails.
+        """
+        try:
+            self._drain()
+        except OSError as error:
+            raise OSError(error.errno, os.strerror(error.errno or 0), str(self._path)) from error
         os.fsync(self._file.fileno())
 
 

@@ -118,6 +118,7 @@ class Meter:
         self._since = time.monotonic()
         self._before: dict[tuple[str, int], dict[str, float]] = {}
         self._logged: int | None = None
+        self._torn = False
         self._told = 0
         #: What this launcher's own drafters have done since it began, by the names of `Totals`.
         self.sums: dict[str, float] = {}
@@ -215,12 +216,22 @@ class Meter:
             "empty": t.empty,
             "workers": {w.name: {**self._shares(w, wall), "life": w.life} for w in workers},
         }
-        with self.metrics.open("a", encoding="utf-8") as opened:
-            opened.write(json.dumps(entry) + "\n")
+        self._append(json.dumps(entry) + "\n")
         self._line(entry)
         for sink in self.sinks:
             sink(entry)
         self.totals, self._since, self._logged = Totals(), now, step
+
+    def _append(self, line: str) -> None:
+        """A full disk (a checkpoint that does not fit) costs lines of metrics, and not the run."""
+        try:
+            with self.metrics.open("a", encoding="utf-8") as opened:
+                opened.write(("\n" if self._torn else "") + line)
+            self._torn = False
+        except OSError as error:
+            if not self._torn:
+                self.output.line(f"note: {self.metrics.name} cannot be written now, lines of it are lost: {error}")
+            self._torn = True
 
     def _shares(self, worker: WorkerTimes, wall: float) -> dict[str, float]:
         """Shares of the interval, together 1. What belongs to no life (dead, or not started) is a wait too."""

@@ -33,29 +33,26 @@ def save(descriptor: int, layout: StateLayout, buffer: int, beside: Path) -> Non
     import numpy
 
     kept = read_header(descriptor, layout, buffer)
-    with mmap.mmap(descriptor, layout.total_bytes, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as memory:
-        for number, (offset, size) in enumerate(layout.regions(buffer)):
-            words = numpy.frombuffer(memory, dtype="<i4", count=size // 4, offset=offset)
-            total = wrapped(int(words.sum(dtype="int64")))
-            del words
-            if total != kept.sums[number]:
-                raise TrainerError(
-                    f"the average in memory is damaged: the sum of its {region_name(number)} is not the commit's",
-                    f"step {kept.step}",
-                    "resume from the last checkpoint",
-                )
+    # Never closed: an error's traceback still holds views of it, and the process ends anyway.
+    memory = memoryview(mmap.mmap(descriptor, layout.total_bytes, prot=mmap.PROT_READ))
+    for number, (offset, size) in enumerate(layout.regions(buffer)):
+        words = numpy.frombuffer(memory, dtype="<i4", count=size // 4, offset=offset)
+        total = wrapped(int(words.sum(dtype="int64")))
+        del words
+        if total != kept.sums[number]:
+            raise TrainerError(
+                f"the average in memory is damaged: the sum of its {region_name(number)} is not the commit's",
+                f"step {kept.step}",
+                "resume from the last checkpoint",
+            )
 
-        def write(name: str, places: list[Place]) -> dict[str, object]:
-            views = {p.key: (p.shape, memory[p.offset : p.offset + p.bytes]) for p in places}
-            try:
-                return write_tensor_file(beside / name, views)
-            finally:
-                for _, view in views.values():
-                    view.release()
+    def write(name: str, places: list[Place]) -> dict[str, object]:
+        views = {p.key: (p.shape, memory[p.offset : p.offset + p.bytes]) for p in places}
+        return write_tensor_file(beside / name, views)
 
-        files = {WEIGHTS: write(WEIGHTS, list(layout.weights(buffer)))}
-        for number in range(layout.moment_sets):
-            files[moments_file(number)] = write(moments_file(number), list(layout.moments(buffer, number)))
+    files = {WEIGHTS: write(WEIGHTS, list(layout.weights(buffer)))}
+    for number in range(layout.moment_sets):
+        files[moments_file(number)] = write(moments_file(number), list(layout.moments(buffer, number)))
     seal(beside, files)
 
 

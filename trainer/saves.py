@@ -62,21 +62,27 @@ class Saves:
     def _conclude(self, saved: Saved | None) -> None:
         if saved is None:
             return
-        if saved.beside is None:
+        failure = saved.failure
+        if saved.beside is not None:
+            # The record first: a checkpoint in it that never got its name is skipped by the replay, the other way round
+            # a resume would find weights that no line explains.
+            path = self.store.claim(saved.step)
+            try:
+                self.record.checkpoint(saved.step, path)
+                self.store.publish(saved.beside, path)
+            except OSError as error:
+                self.store.discard(saved.beside)
+                failure = f"{error.strerror or error}: {error.filename or path}"
+        if failure:
             self.failed += 1
-            self.output.event("checkpoint_failed", step=saved.step, count=self.failed, reason=saved.failure)
+            self.output.event("checkpoint_failed", step=saved.step, count=self.failed, reason=failure)
             if self.scheduler.save_failed():
                 raise TrainerError(
-                    f"the last checkpoint cannot be written: {saved.failure}",
+                    f"the last checkpoint cannot be written: {failure}",
                     str(self.store.folder),
                     "make room there; the checkpoints that are there are whole: resume from the last one",
                 )
             return
-        # The record first: a checkpoint in it that never got its name is skipped by the replay, the other way round a
-        # resume would find weights that no line explains.
-        path = self.store.claim(saved.step)
-        self.record.checkpoint(saved.step, path)
-        self.store.publish(saved.beside, path)
         self.output.event("checkpoint", step=saved.step, path=path, seconds=f"{saved.seconds:.1f}")
         self.scheduler.saved()
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from trainer.checkpoint import KEEP, MOMENTS, WEIGHTS, Store, list_checkpoints, 
 from trainer.cli import main
 from trainer.errors import CheckpointError, ConfigError, TrainerError
 from trainer.optimizer import Masters
+from trainer.plan_record import Audit, PlanRecord, replay
 from trainer.restarts import Restarts
 from trainer.saver import save
 from trainer.state_layout import HEADER, Kept, StateLayout
@@ -194,6 +197,50 @@ def test_keep_every_keeps_and_verify_names_the_file(tmp_path: Path, capsys: pyte
         5,
         f"error: there is no checkpoint in it\n  where: {folder}\n  next:  give a run's checkpoints folder\n",
     )
+
+
+def test_lines_that_a_full_disk_does_not_take_wait_in_their_order(tmp_path: Path) -> None:
+    record = PlanRecord(tmp_path)
+    record.commit(1, 1)
+    size = (tmp_path / "plan.jsonl").stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 9, hard))
+    try:
+        record.commit(2, 2)
+        record.rollback(2, "x")
+        with pytest.raises(OSError, match="too large"):
+            record.checkpoint(3, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    record.commit(4, 4)
+    record.close()
+    told = [json.loads(line) for line in (tmp_path / "plan.jsonl").read_text().splitlines()]
+    assert [(e["k"], e["step"]) for e in told] == [
+        ("commit", 1),
+        ("commit", 2),
+        ("rollback", 2),
+        ("checkpoint", 3),
+        ("commit", 4),
+    ]
+
+
+def test_a_rollback_takes_back_what_the_audit_had_counted() -> None:
+    def judged(*entries: dict[str, Any]) -> Audit:
+        return replay([("1", [{"k": "begin", "from_step": 0, "accepted": [[0, 3]]}, *entries])], Audit())
+
+    def ack(*samples: int) -> dict[str, Any]:
+        return {"k": "ack", "epoch": 0, "samples": list(samples)}
+
+    commit = {"k": "commit", "step": 1, "checkpoint": None}
+    back = {"k": "rollback", "step": 1, "cause": "x"}
+    saved = {"k": "checkpoint", "step": 1, "path": "c"}
+    over, end = {"k": "epoch", "epoch": 0}, {"k": "commit", "step": 2, "checkpoint": None}
+    result = judged(ack(0, 1), commit, ack(2), saved, back, ack(2), ack(3), over, end)
+    assert result.ok
+    assert (result.rolled_back, result.provisional) == (1, 2)
+    assert not judged(ack(0, 1), commit, ack(2), ack(2), ack(3), over, end).ok  # the same without it
+    assert not judged(ack(0, 1), back).ok  # to a step that was never committed
+    assert not judged(ack(0, 1), saved).ok
 
 
 def test_a_fault_that_comes_again_and_a_budget_end_it() -> None:
