@@ -290,7 +290,7 @@ def disk(request: Request, needs: Needs) -> list[Check]:
 
 
 def shared_memory(request: Request, needs: Needs) -> list[Check]:
-    """/dev/shm (or the config's `ring.dir`) holds the ring."""
+    """/dev/shm (or the config's `ring.dir`) holds the ring and the drafters' averages."""
     if needs.ring_bytes is None:
         return []
     place = Path(str(needs.said.get("ring_dir") or "/dev/shm"))
@@ -299,16 +299,17 @@ def shared_memory(request: Request, needs: Needs) -> list[Check]:
         return [_failed("shm", f"there is no {place}", f"mount a tmpfs at {place} in the container")]
     # The ring of the attempt that is to be replaced is still in there, and goes with it.
     have = free.total if request.pid is not None else free.bytes
-    if have < needs.ring_bytes:
+    need = needs.ring_bytes + (needs.average_bytes or 0)
+    if have < need:
         return [
             _failed(
                 "shm",
-                f"{place} has {size(have)}, the ring needs {size(needs.ring_bytes)}",
+                f"{place} has {size(have)}, ring and averages need {size(need)}",
                 "make /dev/shm larger (lxc.mount.entry = tmpfs dev/shm tmpfs size=...), "
                 "or the ring smaller (--set ring.slots=...)",
             )
         ]
-    return [_ok("shm", f"{place} has {size(have)}, the ring needs {size(needs.ring_bytes)}")]
+    return [_ok("shm", f"{place} has {size(have)}, ring and averages need {size(need)}")]
 
 
 def memory(request: Request, needs: Needs) -> list[Check]:
