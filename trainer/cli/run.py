@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
+import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +40,21 @@ def device_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.nnodes <= 1:
+        return _run(args)
+    code = 1
+    try:
+        code = _run(args)
+    except Exception as error:  # noqa: BLE001  told as the interpreter would, and the process ends with it
+        sys.excepthook(type(error), error, error.__traceback__)
+    # A thread may still wait in torch for a wire that was cut, and would abort the interpreter's own end.
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(code)
+
+
+def _run(args: argparse.Namespace) -> int:
     from trainer.config import load_config
     from trainer.hub import is_hub_id
     from trainer.prepare import gpus_missing, prepare, raise_if_any
