@@ -30,6 +30,9 @@ class JobSpec:
     `files` are texts written into the attempt's folder before the start (`run.toml`).
     `secret_env` names variables of `env` whose values must never be written down; they travel in `env` only.
     `policy` = what the supervisor may do; `remedies` = how this trainer does what it would do.
+    `decision` = id of the supervisor's decision that this start carries out, "" where a person started it;
+    `nofile` = soft limit of open files for the launcher, within the hard one.
+    `watch_s` = seconds for which the deploy that starts it watches and may roll back: the supervisor lets it go first.
     `progress` is a regular expression with named groups for a foreign trainer, empty for the bundled one.
     Of a job on several machines this is the part of node `node_rank` (from 0) of `nnodes`; they meet at `rendezvous`
     (`HOST:PORT`, an address of node 0). argv and env say so to the trainer already.
@@ -61,4 +64,7 @@ class JobSpec:
     nnodes: int = 1
     node_rank: int = 0
     rendezvous: str = ""
+    decision: str = ""
+    nofile: int | None = None
+    watch_s: float = 0.0
     schema: int = 1

@@ -1,8 +1,8 @@
 """`loop`: a daemon that keeps snapshot.json fresh and writes down what happens.
 
 The rules here: only one (a lock that dies with its process); once a second, and at once when the launcher ends; a full
-disk or a damaged file is said in run/resident.log and tried again, it never ends the loop. The loop only looks: it
-starts and ends nothing.
+disk or a damaged file is said in run/resident.log and tried again, it never ends the loop. The loop itself only looks;
+what is to be repaired is left to `repair`, which it starts.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from dflash_ops.errors import DflashError
 from dflash_ops.resident import daemon, itself, journal, proc
 from dflash_ops.resident.daemon import LoopRecord
 from dflash_ops.resident.files import flock, write_atomic
+from dflash_ops.resident.guard import Guard
+from dflash_ops.resident.repairs import Repairs
 from dflash_ops.resident.scan import Said
 from dflash_ops.resident.watch import Watcher, here
 
@@ -98,13 +100,15 @@ def _locked(layout: Layout, ready: int | None) -> int:
         os.close(ready)
     if not mine:
         return 0
-    Loop(layout).run()
+    # In the foreground whoever started it looks after it.
+    Loop(layout, guarded=ready is not None).run()
     return 0
 
 
 class Loop:
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, *, guarded: bool = True) -> None:
         self._layout = layout
+        self._guarded = guarded
         self._run_folder = layout.run.stat().st_ino
         self._me = here(proc.me(), itself.version())
         self._watcher = Watcher(layout, daemon.last_snapshot(layout), self._on_event)
@@ -115,6 +119,8 @@ class Loop:
         self._stop = False
         self._pidfd: tuple[Process, int] | None = None
         self._first = True
+        self._repairs = Repairs(layout, self._tell)
+        self._guard = Guard(itself.argv("loop", "--root", str(layout.root)))
 
     def run(self) -> None:
         wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -129,10 +135,13 @@ class Loop:
         self._journal("resident_started", data={"pid": self._me.pid, "version": self._me.version})
         while not self._stop and self._there():
             begun = time.monotonic()
+            if self._guarded:
+                self._guard.keep()
             snapshot = self._pass()
             if snapshot is not None and self._idle(snapshot):
                 break
             self._wait(wake_r, max(0.05, EVERY - (time.monotonic() - begun)))
+        self._guard.farewell()
         if self._there():
             self._journal("resident_stopped", data={"pid": self._me.pid})
             self._pass(alive=False)
@@ -170,6 +179,8 @@ class Loop:
             return None
         self._write_down(snapshot)
         self._hold(snapshot)
+        if alive:
+            self._repairs.step(snapshot, self._watcher.attempt)
         return snapshot
 
     def _hold(self, snapshot: Snapshot) -> None:
@@ -233,6 +244,8 @@ class Loop:
             self._tell(f"journal: {error}")
 
     def _idle(self, snapshot: Snapshot) -> bool:
+        if self._repairs.busy:
+            return False
         return snapshot.state not in LIVE_STATES and time.monotonic() - self._busy_t > LINGER
 
     def _tell(self, text: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from dflash_ops.contracts import LIVE_STATES, Layout, ResidentInfo, Snapshot, dumps
 from dflash_ops.contracts.snapshot import FRESH_S
 from dflash_ops.resident import daemon
+from dflash_ops.resident.repairs import wanted
 from dflash_ops.resident.tmux import clean_environment
 from dflash_ops.resident.watch import Watcher
 
@@ -46,7 +47,7 @@ def take(layout: Layout, watcher: Watcher | None = None) -> Snapshot:
             return replace(snapshot, warnings=(*snapshot.warnings, text))
         return snapshot
     snapshot = watcher.look(ResidentInfo(False))
-    if snapshot.state not in LIVE_STATES:
+    if snapshot.state not in LIVE_STATES and not wanted(layout, snapshot, watcher.attempt):
         return snapshot
     revived = daemon.ensure(layout)
     text = "the resident's loop was down" + (" and was started again" if revived else "; see run/resident.log")

@@ -96,6 +96,7 @@ def _start(layout: Layout, job: JobSpec) -> dict[str, Any]:
                 "env": sorted(job.env),
                 "overrides": job.overrides,
                 "reason": job.reason,
+                "decision": job.decision,
             },
         )
     except (OSError, DflashError):
@@ -190,6 +191,7 @@ def _launch(
         "overrides": job.overrides,
         "reason": job.reason,
         "cache_dir": str(cache),
+        "nofile": job.nofile,
     }
     argv = itself.argv("wrap", "--root", str(layout.root), "--attempt", str(number), "--channel", name)
     deadline = time.monotonic() + HANDSHAKE

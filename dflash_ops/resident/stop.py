@@ -22,6 +22,7 @@ from dflash_ops.resident.attempts import Attempt
 from dflash_ops.resident.files import run_lock, write_atomic
 from dflash_ops.resident.tmux import Tmux, TmuxSilent, clean_environment
 from dflash_ops.resident.watch import Watcher
+from dflash_ops.supervise.ledger import SUPERVISOR
 
 #: Seconds between TERM and KILL for what outlives the launcher.
 LEFT_GRACE = 3.0
@@ -66,6 +67,9 @@ def stop(layout: Layout, grace_s: float | None = None, reason: str = "", actor: 
         grace = grace_s if grace_s is not None else attempt.spec.grace_s if attempt.spec else 60.0
         if not already:
             _announce(layout, attempt, actor, reason, grace, told)
+        elif actor != SUPERVISOR and not attempt.ended_well():
+            # Nothing lives, but something may be about to start it again: that is stopped as well.
+            _say_stop(layout, attempt, actor, reason, grace, told)
     escalated = False
     if attempt.start is not None and not attempt.rebooted:
         escalated = _end(layout, attempt, 0.0 if already else grace, actor, told, already=already)
@@ -98,6 +102,13 @@ def _announce(layout: Layout, attempt: Attempt, actor: str, reason: str, grace: 
     try:
         if attempt.stop is None:
             write_atomic(attempt.layout.stop, dumps(record).encode() + b"\n")
+    except (OSError, DflashError) as error:
+        told.append(f"the stop could not be written down: {error}")
+    _say_stop(layout, attempt, actor, reason, grace, told)
+
+
+def _say_stop(layout: Layout, attempt: Attempt, actor: str, reason: str, grace: float, told: list[str]) -> None:
+    try:
         journal.append(
             layout.journal,
             "stop_requested",

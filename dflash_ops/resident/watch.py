@@ -172,6 +172,11 @@ class Watcher:
         self._aside_t = 0.0
 
     @property
+    def attempt(self) -> Attempt | None:
+        """The attempt last looked at."""
+        return self._attempt
+
+    @property
     def launcher(self) -> Process | None:
         """The launcher of the attempt last looked at, as recorded."""
         return self._attempt.start.launcher if self._attempt is not None and self._attempt.start is not None else None

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -22,7 +23,7 @@ from typing import Any
 
 from dflash_ops.contracts import AttemptLayout, ExitRecord, Layout, Process, StartRecord, dumps, signal_name
 from dflash_ops.errors import StartError
-from dflash_ops.resident import proc
+from dflash_ops.resident import daemon, proc
 from dflash_ops.resident.exitfile import ExitFile
 from dflash_ops.resident.files import write_atomic
 from dflash_ops.resident.sinks import Log, Mirror
@@ -50,6 +51,7 @@ class Order:
     overrides: dict[str, str]
     reason: str
     cache_dir: str
+    nofile: int | None = None
 
     @staticmethod
     def of(data: dict[str, Any]) -> Order:
@@ -63,6 +65,7 @@ class Order:
             data["overrides"],
             data["reason"],
             data["cache_dir"],
+            data.get("nofile"),
         )
 
 
@@ -72,7 +75,12 @@ def main(args: list[str]) -> int:
     parser.add_argument("--attempt", required=True, type=int)
     parser.add_argument("--channel", required=True, help="name of the abstract socket on which `start` listens")
     options = parser.parse_args(args)
-    return Wrapper(Layout(options.root).attempt(options.attempt), options.attempt).run(options.channel)
+    layout = Layout(options.root)
+    code = Wrapper(layout.attempt(options.attempt), options.attempt).run(options.channel)
+    if daemon.running(layout) is None:
+        # Loop and guard were both killed; whoever would see this end and act on it must be there.
+        daemon.ensure(layout)
+    return code
 
 
 def receive_order(channel: socket.socket) -> Order:
@@ -315,6 +323,10 @@ def _become_launcher(order: Order, out_w: int, gate_r: int, gate_w: int, fail_w:
         others = (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
         for number in (*IGNORED, *others):
             signal.signal(number, signal.SIG_DFL)
+        if order.nofile is not None:
+            _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            most = order.nofile if hard == resource.RLIM_INFINITY else min(order.nofile, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         if os.read(gate_r, 1) == b"g":
             code = 127
             name = order.cwd

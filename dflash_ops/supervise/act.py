@@ -95,7 +95,8 @@ def _steps(decision: Decision, effects: Effects, ledger: Ledger) -> Done:
     effects.wait_for("memory", MEMORY_S)
     _fenced(effects)
     detail = ""
-    if action is Action.RESUME_EARLIER:
+    if action in (Action.RESUME_EARLIER, Action.RESUME_LATEST):
+        # Also for the newest one that verifies: a trainer takes the newest, whole or not.
         detail = effects.set_aside(int(decision.params["step"]), decision.reason)
     elif action is Action.FRESH_START_ASIDE:
         detail = effects.set_aside(None, decision.reason)

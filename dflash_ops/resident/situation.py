@@ -1,0 +1,186 @@
+"""Everything that a decision may look at, gathered on this machine at one moment (`supervise.Situation`).
+
+The rules here: what could not be read is named in `missing`, and then nothing is decided on the rest; texts are judged
+only for an attempt that crashed or hangs; checkpoints are verified from the newest down to the first whole one, no
+further.
+"""
+
+from __future__ import annotations
+
+import re
+import resource
+import time
+from collections.abc import Sequence
+
+from dflash_ops.contracts import Diagnosis, Finding, Layout, Ledger, RemedyTable, Snapshot, State
+from dflash_ops.contracts.evidence import Evidence
+from dflash_ops.errors import DflashError
+from dflash_ops.resident import attempts, checkpoints, evidence, proc, releases
+from dflash_ops.resident.attempts import Attempt
+from dflash_ops.resident.lease import TTL_S
+from dflash_ops.supervise.ledger import by_supervisor
+from dflash_ops.supervise.situation import CheckpointSeen, Situation
+from dflash_ops.supervise.stacks import odd
+from dflash_ops.triage import Triage
+from dflash_ops.triage.attempt import diagnose_attempt
+
+#: States of which the texts are judged.
+JUDGED = frozenset({State.CRASHED, State.HUNG})
+_RESUMED = re.compile(rb"event=resumed step=(\d+)")
+_DEVICE = re.compile(r"\b(?:cuda:|GPU |device )(\d+)\b")
+_WORKER = re.compile(r"(target|drafter)(\d+)")
+
+
+def gather(
+    layout: Layout, snapshot: Snapshot, ledger: Ledger, triage: Triage, findings: Sequence[Finding] = ()
+) -> Situation:
+    """The situation, as of this moment.
+
+    Args:
+        snapshot: of this moment. ledger: says whether stacks were asked for. findings: of the loop's detectors.
+
+    Raises:
+        OSError: the run folder itself cannot be read.
+    """
+    now = time.time()
+    last = attempts.last(layout)
+    if last is None or snapshot.attempt != last.number:
+        return Situation(now, job=snapshot.job, state=snapshot.state, since=snapshot.since)
+    state = snapshot.state
+    if state is State.STOPPED and last.stop is not None and by_supervisor(last.stop.actor):
+        # The supervisor ended it and was killed before it started it again: for a decision it is down, not at rest.
+        state = State.CRASHED
+    judged = state in JUDGED
+    texts, missing = _texts(layout, last) if judged else (None, list(last.damaged))
+    diagnosis = None
+    if texts is not None and last.spec is not None and not missing:
+        diagnosis = diagnose_attempt(triage, texts, finished_rc=last.spec.finished_rc, progress=last.spec.progress)
+    found, fault = _checkpoints(layout) if judged else ((), "")
+    missing += [fault] if fault else []
+    stacks, failed = _stacks(last, ledger) if judged else (None, "")
+    different = odd(stacks) if stacks is not None else None
+    spec = last.spec
+    return Situation(
+        t=time.time(),
+        lease=True,
+        lease_expires=now + TTL_S,
+        missing=tuple(missing),
+        job=snapshot.job,
+        attempt=last.number,
+        state=state,
+        since=snapshot.since,
+        started=snapshot.started,
+        step=snapshot.progress.step if snapshot.progress is not None else None,
+        resumed_step=_resumed(texts),
+        rc=snapshot.exit.rc if snapshot.exit is not None else None,
+        signal=snapshot.exit.signal if snapshot.exit is not None else None,
+        requested=_requested(last),
+        diagnosis=diagnosis,
+        findings=tuple(findings),
+        stacks=stacks,
+        odd=different.worker if different is not None else None,
+        stacks_failed=failed,
+        left=_left(last),
+        checkpoints=found,
+        table=spec.remedies if spec is not None else RemedyTable(),
+        argv=spec.argv if spec is not None else (),
+        device=_device(last, diagnosis, snapshot),
+        previous_release=_previous(layout),
+        nofile=_nofile(last),
+    )
+
+
+def _texts(layout: Layout, last: Attempt) -> tuple[Evidence | None, list[str]]:
+    """The attempt's texts, and those without which nothing may be decided."""
+    try:
+        found = evidence.gather(layout, last.number, gpu=_on_gpus(last))
+    except DflashError as error:
+        return None, [error.what]
+    needed = ("log", "error_json", "exit_json")
+    faults = [
+        f"{p.name} ({p.note})"
+        for p in found.parts
+        if p.status == "missing" and p.kind in needed and p.note != "no such file"
+    ]
+    return found, [*last.damaged, *faults]
+
+
+def _on_gpus(last: Attempt) -> bool:
+    values = last.spec.remedies.values if last.spec is not None else {}
+    devices = [d for k, v in values.items() if k.endswith("_devices") and isinstance(v, (list, tuple)) for d in v]
+    return not devices or any(d != "cpu" for d in devices)
+
+
+def _requested(last: Attempt) -> str:
+    """Who asked for the end, if it was a person or the system and not the supervisor itself."""
+    if last.stop is not None:
+        return "" if by_supervisor(last.stop.actor) else "stop"
+    return last.exit.requested or "" if last.exit is not None else ""
+
+
+def _resumed(texts: Evidence | None) -> int | None:
+    log = texts.part("log") if texts is not None else None
+    found = _RESUMED.findall(log.data) if log is not None else []
+    return int(found[-1]) if found else None
+
+
+def _checkpoints(layout: Layout) -> tuple[tuple[CheckpointSeen, ...], str]:
+    folder = checkpoints.folder_of(layout)
+    try:
+        listed = checkpoints.listing(folder)
+        seen: list[CheckpointSeen] = []
+        good = False
+        for one in listed:
+            verified: bool | None = None
+            if not good:
+                verified = checkpoints.listing(folder, verify=True, layout=layout, steps=[one.step])[0].verified
+                good = bool(verified)
+            seen.append(CheckpointSeen(one.step, str(one.path), verified))
+        return tuple(seen), ""
+    except (OSError, DflashError) as error:
+        return (), f"checkpoints ({error})"
+
+
+def _stacks(last: Attempt, ledger: Ledger) -> tuple[str | None, str]:
+    """The newest dump of this attempt; where none came although it was asked for, why."""
+    folder = last.layout.path / "evidence"
+    files = sorted(folder.glob("stacks-*.txt"), key=lambda p: p.stat().st_mtime) if folder.is_dir() else []
+    if files:
+        return files[-1].read_text("utf-8", "replace"), ""
+    asked = last.number in ledger.dumped and ledger.pending is None
+    return None, "the dump that was asked for is not there" if asked else ""
+
+
+def _left(last: Attempt) -> tuple[int, ...]:
+    if last.start is None or last.rebooted or last.launcher_alive:
+        return ()
+    return tuple(sorted(p.pid for p in proc.family(last.start.launcher)))
+
+
+def _device(last: Attempt, diagnosis: Diagnosis | None, snapshot: Snapshot) -> str:
+    """The device that the failure names, or that of the worker that failed first."""
+    if diagnosis is None or last.spec is None:
+        return ""
+    named = _DEVICE.search(" ".join(filter(None, (diagnosis.entity, diagnosis.root_exception))))
+    if named is not None:
+        return f"cuda:{named[1]}"
+    worker = _WORKER.match(snapshot.error.worker) if snapshot.error is not None else None
+    if worker is None:
+        return ""
+    devices = last.spec.remedies.values.get(f"workers.{worker[1]}_devices")
+    rank = int(worker[2])
+    return str(devices[rank]) if isinstance(devices, (list, tuple)) and rank < len(devices) else ""
+
+
+def _previous(layout: Layout) -> str | None:
+    try:
+        found = releases.listing(layout)["previous"]
+    except (OSError, DflashError):
+        return None  # then going back is not offered; nothing else depends on it
+    return str(found) if found else None
+
+
+def _nofile(last: Attempt) -> tuple[int, int]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    raised = last.spec.nofile if last.spec is not None else None
+    return max(soft, raised or 0), hard
