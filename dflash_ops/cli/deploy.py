@@ -13,7 +13,7 @@ from dflash_ops.errors import UsageError
 
 if TYPE_CHECKING:
     from dflash_ops.hosts.base import Host
-    from dflash_ops.inventory import Job
+    from dflash_ops.inventory import Inventory, Job
     from dflash_ops.view.stages import Stages
 
 
@@ -84,6 +84,7 @@ def command(
         gate=gate,
         watch_s=watch_window,
         rollback=rollback,
+        playbooks=_own_playbooks(loaded),
     )
 
     def work(one: Job, host: Host, python: str, progress: Stages) -> Any:
@@ -119,3 +120,14 @@ def command(
         return result
 
     return perform(loaded, jobs, "deploy", work, as_json=json, together=together)
+
+
+def _own_playbooks(loaded: Inventory) -> str:
+    """The inventory's own kinds as the resident reads them; empty where it has none."""
+    if not loaded.playbooks:
+        return ""
+    from dflash_ops.collect.job import folders
+    from dflash_ops.deploy.zipapp import playbooks_bytes
+    from dflash_ops.playbooks import load_documents
+
+    return playbooks_bytes(load_documents(folders(loaded), bundle=False)).decode()

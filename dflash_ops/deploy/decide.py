@@ -25,6 +25,7 @@ class Options:
         gate: try the release beside the running job first; None = where a job is replaced or its topology changes.
         watch_s: seconds of the watch window; None = the job's.
         rollback: go back to what ran before if the new attempt crashes in the window.
+        playbooks: the inventory's own kinds, as JSON for the resident.
     """
 
     plan: bool = False
@@ -36,6 +37,7 @@ class Options:
     gate: bool | None = None
     watch_s: float | None = None
     rollback: bool = True
+    playbooks: str = ""
 
 
 @dataclass(frozen=True)

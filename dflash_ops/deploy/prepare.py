@@ -20,6 +20,7 @@ from dflash_ops.deploy.operation import Operation
 from dflash_ops.deploy.release import Built
 from dflash_ops.deploy.result import Result
 from dflash_ops.deploy.transfer import Upload
+from dflash_ops.deploy.window import window
 from dflash_ops.errors import DflashError, PreflightError
 from dflash_ops.hosts.base import Host
 from dflash_ops.inventory import Job
@@ -224,6 +225,8 @@ class Preparation(Operation):
             self.secrets,
             reason=self.options.reason,
             actor=self.options.actor,
+            watch_s=window(self, self.options.watch_s),
+            playbooks=self.options.playbooks,
         )
 
     def _request(self, built: Built | None, probe: Probe, steps: Steps, *, sent: bool) -> Request:

@@ -125,8 +125,13 @@ def job_spec(
     *,
     reason: str,
     actor: str,
+    watch_s: float = 0.0,
+    playbooks: str = "",
 ) -> JobSpec:
-    """What `resident start` gets."""
+    """What `resident start` gets. `watch_s`: for so long the deploy watches it. `playbooks`: own kinds, as JSON."""
+    files = {config_name: config.text(config_name)} if config is not None else {}
+    if playbooks:
+        files["playbooks.json"] = playbooks
     return JobSpec(
         job=job.name,
         root=job.root,
@@ -136,7 +141,7 @@ def job_spec(
         socket=job.socket,
         env=job_env(job, release, secrets),
         secret_env=tuple(secrets),
-        files={config_name: config.text(config_name)} if config is not None else {},
+        files=files,
         release=release,
         progress=job.progress,
         finished_rc=job.finished_rc,
@@ -148,6 +153,7 @@ def job_spec(
         limits=job.limits,
         policy=job.policy,
         remedies=remedy_table(job),
+        watch_s=watch_s,
         nnodes=job.node.count if job.node is not None else 1,
         node_rank=job.node.rank if job.node is not None else 0,
         rendezvous=job.node.rendezvous if job.node is not None else "",

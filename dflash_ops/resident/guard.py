@@ -13,6 +13,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 #: Seconds before a killed loop is started again, and between two guards that died.
@@ -24,10 +25,12 @@ class Guard:
     """
     Args:
         argv: what starts a loop (it makes a daemon of itself, and ends at once where one runs).
+        needed: asked when the loop was killed: is there still something to watch?
     """
 
-    def __init__(self, argv: list[str]) -> None:
+    def __init__(self, argv: list[str], needed: Callable[[], bool]) -> None:
         self._argv = argv
+        self._needed = needed
         self._pid = 0
         self._pipe = -1
         self._forked = float("-inf")
@@ -46,7 +49,7 @@ class Guard:
         read, self._pipe = os.pipe2(os.O_CLOEXEC)
         self._pid = os.fork()
         if self._pid == 0:
-            _guard(read, self._argv)
+            _guard(read, self._argv, self._needed)
         os.close(read)
 
     def farewell(self) -> None:
@@ -60,7 +63,7 @@ class Guard:
             self._pid = 0
 
 
-def _guard(read: int, argv: list[str]) -> None:
+def _guard(read: int, argv: list[str], needed: Callable[[], bool]) -> None:
     """In the child; never returns."""
     try:
         signal.set_wakeup_fd(-1)
@@ -74,6 +77,8 @@ def _guard(read: int, argv: list[str]) -> None:
         if os.read(read, 1):
             os._exit(0)
         time.sleep(PAUSE_S)
+        if not needed():
+            os._exit(0)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, signal.SIG_DFL)
         os.execv(argv[0], argv)

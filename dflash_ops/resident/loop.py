@@ -19,11 +19,11 @@ from pathlib import Path
 
 from dflash_ops.contracts import LIVE_STATES, Layout, Process, Snapshot, State, dumps
 from dflash_ops.errors import DflashError
-from dflash_ops.resident import daemon, itself, journal, proc
+from dflash_ops.resident import attempts, daemon, itself, journal, proc
 from dflash_ops.resident.daemon import LoopRecord
 from dflash_ops.resident.files import flock, write_atomic
 from dflash_ops.resident.guard import Guard
-from dflash_ops.resident.repairs import Repairs
+from dflash_ops.resident.repairs import Repairs, wanted
 from dflash_ops.resident.scan import Said
 from dflash_ops.resident.watch import Watcher, here
 
@@ -120,7 +120,7 @@ class Loop:
         self._pidfd: tuple[Process, int] | None = None
         self._first = True
         self._repairs = Repairs(layout, self._tell)
-        self._guard = Guard(itself.argv("loop", "--root", str(layout.root)))
+        self._guard = Guard(itself.argv("loop", "--root", str(layout.root)), self._needed)
 
     def run(self) -> None:
         wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -145,6 +145,16 @@ class Loop:
         if self._there():
             self._journal("resident_stopped", data={"pid": self._me.pid})
             self._pass(alive=False)
+
+    def _needed(self) -> bool:
+        """Whether a killed loop is to come back: the trainer lives, or is to be repaired."""
+        try:
+            attempt = attempts.last(self._layout)
+            if attempt is not None and attempt.launcher_alive:
+                return True
+            return wanted(self._layout, Watcher(self._layout).look(None), attempt)
+        except (OSError, DflashError):
+            return self._there()
 
     def _on_term(self, _number: int, _frame: object) -> None:
         self._stop = True

@@ -28,6 +28,8 @@ AGAIN_S = 60.0
 SELDOM_S = 600.0
 #: Seconds of the first pause after a pass that failed, and of the longest.
 RETRY_S = (5.0, 600.0)
+#: Seconds that a deploy has for its own way back, after a crash in its watch window.
+DEPLOY_S = 20.0
 #: Seconds after which a pass is taken for stuck: longer than all its waits together.
 STUCK_S = 3 * 3600.0
 
@@ -41,6 +43,14 @@ def wanted(layout: Layout, snapshot: Snapshot, attempt: Attempt | None) -> bool:
     said = _said(layout)
     judged = (said.get("attempt"), said.get("state")) == (snapshot.attempt, snapshot.state.value)
     return not (judged and (said.get("final") or said.get("verdict") == "hold"))
+
+
+def _deploys(snapshot: Snapshot, attempt: Attempt, now: float) -> bool:
+    """Whether the deploy that started this attempt may be going back at this moment: two must not do it at once."""
+    if snapshot.state is not State.CRASHED or attempt.spec is None or attempt.start is None:
+        return False
+    in_window = snapshot.since - attempt.start.t < attempt.spec.watch_s
+    return in_window and not by_supervisor(attempt.spec.actor) and now - snapshot.since < DEPLOY_S
 
 
 def _halfway(snapshot: Snapshot, attempt: Attempt) -> bool:
@@ -91,7 +101,7 @@ class Repairs:
 
     def _due(self, snapshot: Snapshot, attempt: Attempt, findings: Sequence[Finding]) -> bool:
         now = time.time()
-        if now < self._retry_at or snapshot.attempt != attempt.number:
+        if now < self._retry_at or snapshot.attempt != attempt.number or _deploys(snapshot, attempt, now):
             return False
         if snapshot.state in (State.CRASHED, State.HUNG) or _halfway(snapshot, attempt):
             if (self._said.get("attempt"), self._said.get("state")) != (snapshot.attempt, snapshot.state.value):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ending import end_supervisors
 
 from dflash_ops.cli.main import run
 
@@ -217,6 +218,7 @@ def pair(toy: Toy) -> Iterator[Pair]:
 
 
 def _end(toy: Toy, root: Path | None = None) -> None:
+    end_supervisors(root or toy.root)
     toy.tmux("kill-server")
     Path(f"/tmp/tmux-{os.getuid()}/{toy.socket}").unlink(missing_ok=True)
     run = (root or toy.root) / "run"

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ending import end_supervisors  # type: ignore[import-not-found]
+
 from dflash_ops.contracts import Event, JobSpec, Layout, Limits, Process, Snapshot, dumps, from_dict
 from dflash_ops.resident import attempts, daemon, journal, proc
 
@@ -149,10 +151,8 @@ class Lab:
 
     def close(self) -> None:
         """End all that was started, each by its record."""
+        end_supervisors(self.root)
         subprocess.run(["tmux", "-L", self.socket, "kill-server"], capture_output=True, timeout=30, check=False)
-        record = daemon.running(self.layout)
-        if record is not None:
-            proc.send(record.process, signal.SIGKILL)
         for number in attempts.numbers(self.layout):
             start = attempts.read(self.layout, number).start
             if start is not None:

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ending import end_supervisors
+
 from dflash_ops.cli.main import run
 from dflash_ops.contracts import JobSpec, dumps
 
@@ -125,6 +127,7 @@ class JobLab:
         )
 
     def end(self) -> None:
+        end_supervisors(self.root)
         self.tmux("kill-server")
         Path(f"/tmp/tmux-{os.getuid()}/{self.socket}").unlink(missing_ok=True)
         run_folder = self.root / "run"

@@ -1,0 +1,1 @@
+"""Here so that tests of every folder find `ending`."""
