@@ -19,10 +19,10 @@ from dflash_ops.contracts import Event, JobSpec, Layout, Overlay, dumps
 from dflash_ops.errors import DflashError, LeaseLost
 from dflash_ops.resident import attempts, checkpoints, journal, machine, stacks, start, stop
 from dflash_ops.resident.aside import aside, move_some
-from dflash_ops.resident.attempts import Attempt
 from dflash_ops.resident.files import run_lock, write_atomic
 from dflash_ops.resident.lease import TTL_S, Lease
 from dflash_ops.resident.records import activate
+from dflash_ops.resident.situation import persons_job
 from dflash_ops.resident.tell import tell_person
 from dflash_ops.supervise.effects import EffectFailed
 from dflash_ops.supervise.ledger import SUPERVISOR, by_supervisor
@@ -177,15 +177,12 @@ class ResidentEffects:
         Raises:
             EffectFailed: its file is not there whole.
         """
-        newest: Attempt | None = None
-        for number in reversed(attempts.numbers(self._layout)):
-            found = attempts.read(self._layout, number)
-            newest = newest or found
-            if found.spec is None or by_supervisor(found.spec.actor):
-                continue
-            if release is None or found.spec.release == release:
-                held = newest.spec.release if newest.spec is not None else found.spec.release
-                return found.spec if release is not None else replace(found.spec, release=held)
+        found = persons_job(self._layout, release)
+        if found is not None:
+            last = attempts.last(self._layout)
+            # A release that we went back to stays until a person deploys another.
+            held = last.spec.release if last is not None and last.spec is not None else found.release
+            return found if release is not None else replace(found, release=held)
         raise EffectFailed(
             "the job as a person started it is not known any more"
             + (f" (release {release} never ran)" if release is not None else ""),

@@ -17,14 +17,15 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from dflash_ops.contracts import LIVE_STATES, Layout, Process, Snapshot, State, dumps
+from dflash_ops.contracts import LIVE_STATES, JobSpec, Layout, Process, Snapshot, State, dumps
 from dflash_ops.errors import DflashError
 from dflash_ops.resident import attempts, daemon, itself, journal, proc
 from dflash_ops.resident.daemon import LoopRecord
-from dflash_ops.resident.files import flock, write_atomic
+from dflash_ops.resident.files import flock, load, write_atomic
 from dflash_ops.resident.guard import Guard
 from dflash_ops.resident.repairs import Repairs, wanted
 from dflash_ops.resident.scan import Said
+from dflash_ops.resident.vitals import Vitals, checkpoints_of
 from dflash_ops.resident.watch import Watcher, here
 
 EVERY = 1.0
@@ -91,17 +92,17 @@ def _locked(layout: Layout, ready: int | None) -> int:
     lock = os.open(layout.resident_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     # The lock of a loop that was just killed is free at once; one that ends has a last snapshot to write.
     mine = flock(lock, 2.0)
-    if mine:
+    loop = Loop(layout, guarded=ready is not None) if mine else None  # in the foreground its starter looks after it
+    if loop is not None:
+        loop.guard()  # before anybody can know of us
         own = proc.me()
         record = LoopRecord(own.pid, own.start, itself.version(), time.time())
         write_atomic(layout.resident_pid, dumps(record).encode() + b"\n")
     if ready is not None:
         os.write(ready, b"." if mine or daemon.running(layout) else b"!")
         os.close(ready)
-    if not mine:
-        return 0
-    # In the foreground whoever started it looks after it.
-    Loop(layout, guarded=ready is not None).run()
+    if loop is not None:
+        loop.run()
     return 0
 
 
@@ -120,7 +121,19 @@ class Loop:
         self._pidfd: tuple[Process, int] | None = None
         self._first = True
         self._repairs = Repairs(layout, self._tell)
-        self._guard = Guard(itself.argv("loop", "--root", str(layout.root)), self._needed)
+        self._vitals = Vitals(layout, checkpoints_of(self._job(), layout))
+        self._guard = Guard(self._successor(), self._needed)
+
+    def _job(self) -> JobSpec | None:
+        try:
+            return load(JobSpec, self._layout.job)
+        except (OSError, DflashError):
+            return None  # a damaged job.json is told by the looks
+
+    def guard(self) -> None:
+        """Have a guard."""
+        if self._guarded:
+            self._guard.keep()
 
     def run(self) -> None:
         wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -135,8 +148,7 @@ class Loop:
         self._journal("resident_started", data={"pid": self._me.pid, "version": self._me.version})
         while not self._stop and self._there():
             begun = time.monotonic()
-            if self._guarded:
-                self._guard.keep()
+            self.guard()
             snapshot = self._pass()
             if snapshot is not None and self._idle(snapshot):
                 break
@@ -145,6 +157,13 @@ class Loop:
         if self._there():
             self._journal("resident_stopped", data={"pid": self._me.pid})
             self._pass(alive=False)
+
+    def _successor(self) -> list[str]:
+        """What starts the next loop: the newest resident that is installed, not the one that we happen to be."""
+        argv = itself.argv("loop", "--root", str(self._layout.root))
+        current = self._layout.root / "resident" / "current.pyz"
+        packed = itself.archive()
+        return [str(current) if packed is not None and a == str(packed) and current.exists() else a for a in argv]
 
     def _needed(self) -> bool:
         """Whether a killed loop is to come back: the trainer lives, or is to be repaired."""
@@ -190,7 +209,7 @@ class Loop:
         self._write_down(snapshot)
         self._hold(snapshot)
         if alive:
-            self._repairs.step(snapshot, self._watcher.attempt)
+            self._repairs.step(snapshot, self._watcher.attempt, self._vitals.look(snapshot))
         return snapshot
 
     def _hold(self, snapshot: Snapshot) -> None:

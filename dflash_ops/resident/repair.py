@@ -166,12 +166,8 @@ def _round(
     if notes:
         ledger = rebuild(journal.read(layout.journal)[0])
     decision = decide(situation, triage.playbooks, ledger, policy, time.time(), random.random)
-    if decision.verdict is Verdict.HOLD:
-        say_held(decision, effects, ledger)
-        return decision, False
     if decision.verdict is not Verdict.ACT:
-        if decision.verdict is Verdict.PROPOSE and decision.notify:
-            effects.tell(decision.title or decision.kind, f"{decision.reason}\n{decision.command}")
+        say_held(decision, effects, ledger)
         return decision, False
     done = carry_out(decision, effects, ledger)
     if done.error:

@@ -12,7 +12,7 @@ import resource
 import time
 from collections.abc import Sequence
 
-from dflash_ops.contracts import Diagnosis, Finding, Layout, Ledger, RemedyTable, Snapshot, State
+from dflash_ops.contracts import Diagnosis, Finding, JobSpec, Layout, Ledger, RemedyTable, Snapshot, State
 from dflash_ops.contracts.evidence import Evidence
 from dflash_ops.errors import DflashError
 from dflash_ops.resident import attempts, checkpoints, evidence, proc, releases
@@ -59,7 +59,7 @@ def gather(
     missing += [fault] if fault else []
     stacks, failed = _stacks(last, ledger) if judged else (None, "")
     different = odd(stacks) if stacks is not None else None
-    spec = last.spec
+    spec, base = last.spec, persons_job(layout)
     return Situation(
         t=time.time(),
         lease=True,
@@ -81,13 +81,23 @@ def gather(
         odd=different.worker if different is not None else None,
         stacks_failed=failed,
         left=_left(last),
+        rebooted=last.rebooted,
         checkpoints=found,
         table=spec.remedies if spec is not None else RemedyTable(),
-        argv=spec.argv if spec is not None else (),
+        argv=base.argv if base is not None else (),
         device=_device(last, diagnosis, snapshot),
         previous_release=_previous(layout),
         nofile=_nofile(last),
     )
+
+
+def persons_job(layout: Layout, release: str | None = None) -> JobSpec | None:
+    """The job as a person last started it (with this release): without any change of the supervisor's."""
+    for number in reversed(attempts.numbers(layout)):
+        spec = attempts.read(layout, number).spec
+        if spec is not None and not by_supervisor(spec.actor) and release in (None, spec.release):
+            return spec
+    return None
 
 
 def _texts(layout: Layout, last: Attempt) -> tuple[Evidence | None, list[str]]:
@@ -96,7 +106,8 @@ def _texts(layout: Layout, last: Attempt) -> tuple[Evidence | None, list[str]]:
         found = evidence.gather(layout, last.number, gpu=_on_gpus(last))
     except DflashError as error:
         return None, [error.what]
-    needed = ("log", "error_json", "exit_json")
+    # No exit.json where nobody lived to write it: that is what happened, not something that could not be read.
+    needed = ("log", "error_json")
     faults = [
         f"{p.name} ({p.note})"
         for p in found.parts

@@ -70,9 +70,9 @@ def test_the_systems_own_python_runs_it_with_nothing_installed(one: Lab) -> None
     assert subprocess.run([*run, "--help"], capture_output=True, timeout=60, check=True).stdout.startswith(b"usage")
 
 
-def test_a_new_version_takes_over_the_loop_and_leaves_the_trainer(one: Lab, tmp_path: Path) -> None:
+def test_a_new_version_takes_over_the_loop_and_leaves_the_trainer(one: Lab) -> None:
     """`current.pyz` is switched under everything that runs."""
-    folder = tmp_path / "resident"
+    folder = one.root / "resident"
     folder.mkdir()
     shutil.copy(one.pyz, folder / "old.pyz")
     shutil.copy(one.pyz, folder / "new.pyz")
