@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dflash_ops.contracts import LIVE_STATES, Case, Decision, Ledger, Outcome, Verdict, to_dict
+from dflash_ops.contracts import LIVE_STATES, Case, Decision, Ledger, Outcome, State, Verdict, to_dict
 from dflash_ops.supervise.decide import PENDING_S, told_key
 from dflash_ops.supervise.gates import closed
 from dflash_ops.supervise.ledger import passed
@@ -37,13 +37,15 @@ def notice(evidence: Situation, playbooks: Playbooks, ledger: Ledger, now: float
         return ()
     notes: list[Note] = []
     notes += _progress(evidence, ledger)
+    proven = any(note.event == "action_outcome" for note in notes)
     problem = own_problem(evidence)
     ready = evidence.state not in LIVE_STATES or evidence.stacks is not None or bool(evidence.stacks_failed)
     if problem is not None and ready and closed(evidence, ledger, now) is None:
         case = ledger.cases.get(problem.fingerprint)
         if case is None or evidence.attempt not in case.attempts:
             notes.append(_diagnosed(problem, evidence))
-            notes += _outcome(problem, case, evidence, playbooks, ledger)
+            if not proven:
+                notes += _outcome(problem, case, evidence, playbooks, ledger)
     notes += _lost(evidence, ledger, now)
     for finding in evidence.findings:
         last = ledger.told.get(finding.key)
@@ -108,8 +110,11 @@ def _outcome(
 
 
 def _progress(s: Situation, ledger: Ledger) -> tuple[Note, ...]:
-    """A step that lies beyond one at which it had failed, or, after starts of ours, beyond all before."""
-    if s.step is None or s.state not in LIVE_STATES or s.attempt is None:
+    """A step that lies beyond one at which it had failed, or, after starts of ours, beyond all before.
+
+    Also of an attempt that has crashed since: nobody may have looked between its progress and its end.
+    """
+    if s.step is None or s.state not in (*LIVE_STATES, State.CRASHED) or s.attempt is None:
         return ()
     notes: list[Note] = []
     step = s.step

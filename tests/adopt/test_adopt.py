@@ -208,7 +208,7 @@ def test_the_ends_that_a_pane_can_tell(there: Session) -> None:
     ended = there.until(lambda s: s["state"] not in ("stepping", "loading"))
     assert ended["state"] in ("finished", "unknown")  # tmux 3.3a may not know the exit code
     assert "dflash-ops deploy" not in there.ops("status").out
-    assert there.ops("logs", "dflash", "-f", "-n", "1").out.startswith("iter 40")
+    assert "iter 40" in there.ops("logs", "dflash", "-f", "-n", "2").out  # tmux may say last that the pane is dead
 
 
 def test_a_trainer_that_outlives_its_session_and_one_that_is_killed(there: Session) -> None:
