@@ -2,6 +2,7 @@
 # make test    everything that CI runs
 # make golden  the trainer against reference numbers (DFLASH_GOLDEN=DIR for another folder)
 # make bench   all CPU benchmarks, and one table of their ratios with goals (benchmarks/README.md)
+# make trainer-chaos  twenty kills of targets and drafters while a run goes on (CHAOS="--seed 7 --schedule ready")
 # make lint    ruff, mypy --strict, the import arrows
 # make lab     a Proxmox host with containers to play with (Linux, root); make lab-down takes it away
 # make venv    only the virtual environment
@@ -19,7 +20,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: venv demo test golden bench lint clean lab lab-down lab-packages
+.PHONY: venv demo test golden bench trainer-chaos lint clean lab lab-down lab-packages
 .DEFAULT_GOAL := venv
 
 venv: $(STAMP)
@@ -39,6 +40,9 @@ golden: venv
 
 bench: venv
 	@$(BIN)/python benchmarks/bench.py
+
+trainer-chaos: venv
+	@$(BIN)/python tests/trainer/chaos.py $(CHAOS)
 
 lab-packages:
 	@bash .ci/lab-packages

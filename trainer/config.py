@@ -118,7 +118,7 @@ class WorkersConfig:
     target_devices: tuple[str, ...] = key(["cpu"], doc="one target worker on each")
     drafter_devices: tuple[str, ...] = key(["cpu"], doc="one drafter worker on each")
     threads: int = key(1, doc="CPU threads of each worker", least=1)
-    restarts: int = key(3, doc="times a target worker that died is started anew", least=0)
+    restarts: int = key(3, doc="times a target worker that died is started anew without being of use between", least=0)
     drafter_restarts: int = key(3, doc="times drafters are started anew without a new average between", least=0)
     timeout_s: float = key(1800.0, doc="longest silence of a busy worker, in seconds", above=0.0)
 

@@ -142,6 +142,7 @@ class Crew:
         elif kind == "error":
             worker.fault, worker.fault_at = message, time.monotonic()
         else:
+            worker.useful |= kind == "filled"
             self._told(worker, message)
 
     def _watch_writes(self, worker: Worker) -> None:
@@ -206,7 +207,8 @@ class Crew:
         if worker.role == "drafter":
             if self._fell_at is None:
                 self._fell_at = time.monotonic()
-        elif not worker.hopeless and worker.life < self.config.restarts:
+        elif not worker.hopeless and worker.tries < self.config.restarts:
+            worker.tries += 1
             self._start_anew(worker)
         elif self._hopeless is None:
             self._hopeless = worker
@@ -257,6 +259,15 @@ class Crew:
     def _tee(self, worker: Worker, *, rest: bool = False) -> None:
         for line in worker.new_output(rest=rest):
             self.output.line(f"[{worker.name}] {line}")
+
+    def progress(self) -> None:
+        """A new average, or a whole shard of features: who filled a batch in this life is forgiven its earlier deaths.
+
+        A run of weeks would use up any budget for a whole run. One that dies again before it is of use still does.
+        """
+        for worker in self.workers.values():
+            if worker.useful:
+                worker.tries = 0
 
     # ---- numbers, the end
 

@@ -378,6 +378,7 @@ class _Writer:
         shards = sorted((*self.manifest.shards, whole), key=lambda s: s.first)
         self.manifest = replace(self.manifest, shards=tuple(shards), complete=not self.unfinished)
         self.manifest.save(self.out)
+        self.crew.progress()
 
     # ---- the pool
 

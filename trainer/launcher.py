@@ -444,6 +444,7 @@ class Launcher:
             self.several.committed(commit)
         self.committed, self.committed_samples, self.committed_at = commit.upto, self.samples, time.monotonic()
         self.restarts.progress()
+        self.crew.progress()
 
     def _epochs_over(self, upto: int) -> Iterator[int]:
         before, _ = self.prepared.plan.place(self.committed)

@@ -61,6 +61,7 @@ class Worker:
             they lack. doing: what it was last given. started_at, ready_at: of this life (monotonic).
         fault, fault_at: its own last words, and when they came.
         lost_at: when its socket closed. exit_code: once it has ended.
+        tries: lives begun since it was last of use. useful: something that it did in this life counts.
     """
 
     name: str
@@ -81,6 +82,8 @@ class Worker:
     ready_at: float | None = None
     lost_at: float | None = None
     exit_code: int | None = None
+    tries: int = 0
+    useful: bool = False
     _context: PContext | None = None
     _log: Path | None = None
     _told: int = 0
@@ -157,7 +160,7 @@ class Worker:
         error_file.parent.mkdir(parents=True, exist_ok=True)
         self._told, self._partial = 0, b""
         self.peer, self.ready, self.fault, self.lost_at, self.exit_code = None, False, None, None, None
-        self.fault_at = None
+        self.fault_at, self.useful = None, False
         self.seconds, self.pending_wait, self.ready_at, self.started_at = {}, 0.0, None, time.monotonic()
         self.busy_since, self.idle_since = time.monotonic(), None
         environment = {

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline_support import MASK, Run, write_samples, write_target
+from pipeline_support import Run, make_job, write_target
 
 
 @pytest.fixture(scope="session")
@@ -22,26 +21,7 @@ def make_run(tiny_target: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
     made: list[Run] = []
 
     def make(name: str = "job", *, samples: int = 48, data: Path | None = None, **changes: Any) -> Run:
-        root = tmp_path / name
-        root.mkdir()
-        raw: dict[str, dict[str, Any]] = {
-            "target": {"path": str(tiny_target)},
-            "drafter": {"layers": 1, "block_size": 4, "taps": 1, "mask_token_id": MASK},
-            "data": {
-                "path": str(data or write_samples(root / "data.jsonl", samples)),
-                "max_length": 64,
-                "buckets": [32, 64],
-                "batch_size": 4,
-            },
-            "train": {"epochs": 1, "anchors": 8, "average_every": 3, "log_every": 1},
-            "checkpoint": {"every": 3},
-        }
-        for key, value in changes.items():
-            table, _, entry = key.partition(".")
-            raw.setdefault(table, {})[entry] = value
-        config = root / "run.json"
-        config.write_text(json.dumps(raw), encoding="utf-8")
-        run = Run(root, config)
+        run = make_job(tmp_path / name, tiny_target, samples=samples, data=data, **changes)
         made.append(run)
         return run
 

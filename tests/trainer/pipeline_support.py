@@ -192,3 +192,26 @@ def worker_pid(run: Run, name: str) -> int:
     found = [pid for pid, line in children_of(run.running[-1].pid) if name in line]
     assert found, run.log
     return found[-1]
+
+
+def make_job(root: Path, target: Path, *, samples: int = 48, data: Path | None = None, **changes: Any) -> Run:
+    """A job in a new folder: run.json, and data unless there are any. `changes`: "table.key" to values."""
+    root.mkdir()
+    raw: dict[str, dict[str, Any]] = {
+        "target": {"path": str(target)},
+        "drafter": {"layers": 1, "block_size": 4, "taps": 1, "mask_token_id": MASK},
+        "data": {
+            "path": str(data or write_samples(root / "data.jsonl", samples)),
+            "max_length": 64,
+            "buckets": [32, 64],
+            "batch_size": 4,
+        },
+        "train": {"epochs": 1, "anchors": 8, "average_every": 3, "log_every": 1},
+        "checkpoint": {"every": 3},
+    }
+    for key, value in changes.items():
+        table, _, entry = key.partition(".")
+        raw.setdefault(table, {})[entry] = value
+    config = root / "run.json"
+    config.write_text(json.dumps(raw), encoding="utf-8")
+    return Run(root, config)
