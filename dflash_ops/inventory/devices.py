@@ -52,17 +52,19 @@ def parse_devices(text: str, option: str) -> tuple[str, ...]:
 DEVICE_HELP = "write GPU numbers (0,1,2 or 0-4), cuda:N, or cpu once for each process"
 
 
-def check_roles(target: Sequence[str], drafter: Sequence[str]) -> RoleFault | None:
+def check_roles(target: Sequence[str], drafter: Sequence[str], *, features: bool = False) -> RoleFault | None:
     """The first thing that makes this choice impossible, or None."""
-    return next(iter(role_faults(target, drafter)), None)
+    return next(iter(role_faults(target, drafter, features=features)), None)
 
 
-def role_faults(target: Sequence[str], drafter: Sequence[str]) -> list[RoleFault]:
-    """All that makes this choice impossible."""
+def role_faults(target: Sequence[str], drafter: Sequence[str], *, features: bool = False) -> list[RoleFault]:
+    """All that makes this choice impossible. `features`: it trains from features on disk, so it needs no target."""
     found: list[RoleFault] = []
     for role, devices in (("target", target), ("drafter", drafter)):
-        if not devices:
-            found.append(RoleFault(f"there are 0 {role}s", f"name at least one device for the {role}", role))
+        if not devices and not (features and role == "target"):
+            fix = f"name at least one device for the {role}"
+            fix += ", or trainer.features.path to train without targets" if role == "target" else ""
+            found.append(RoleFault(f"there are 0 {role}s", fix, role))
         twice = sorted({d for d in devices if d != "cpu" and list(devices).count(d) > 1}, key=_number)
         if twice:
             fault = f"{', '.join(twice)} is named twice as a {role}"

@@ -210,7 +210,8 @@ class Job:
             if drafter_gpus is not None:
                 drafter = parse_devices(drafter_gpus, "--drafter-gpus")
                 overrides["drafter_gpus"] = drafter_gpus
-            if fault := check_roles(target, drafter):
+            features = bool(job.trainer.tables.get("features", {}).get("path"))
+            if fault := check_roles(target, drafter, features=features):
                 raise UsageError(
                     fault.what, f"--target-gpus {','.join(target)} --drafter-gpus {','.join(drafter)}", fault.fix
                 )

@@ -77,7 +77,9 @@ def _trainer(table: Table, *, nodes: bool) -> Trainer:
                 if key == "workers" and role in below:
                     below.fault(f"{role} does not belong into workers", role, f"write it one table up: {role} = [...]")
     target, drafter = roles["target"], roles["drafter"]
-    for fault in role_faults(target, drafter) if target is not None and drafter is not None and not nodes else ():
+    known = target is not None and drafter is not None and not nodes
+    features = bool(tables.get("features", {}).get("path"))
+    for fault in role_faults(target or (), drafter or (), features=features) if known else ():
         table.fault(fault.what, f"{fault.role}_devices", fault.fix)
     table.close()
     return Trainer(target or (), drafter or (), MappingProxyType(tables))

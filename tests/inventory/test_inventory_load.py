@@ -413,3 +413,20 @@ def test_one_node_is_a_job_as_ever_and_local_nodes_meet_on_this_machine(tmp_path
 )
 def test_rendezvous(said: str, meant: str | None) -> None:
     assert parse_rendezvous(said) == meant
+
+
+def test_a_job_that_trains_from_features_needs_no_target(tmp_path: Path) -> None:
+    trainer = 'target_devices = []\ndrafter_devices = ["cpu"]\n'
+    base = (
+        '[hosts.here]\nkind = "local"\n[jobs.main]\nhost = "here"\nroot = "/srv/main"\n[jobs.main.trainer]\n' + trainer
+    )
+    (tmp_path / "no.toml").write_text(base)
+    with pytest.raises(InventoryError, match="there are 0 targets") as caught:
+        load(tmp_path / "no.toml")
+    assert "trainer.features.path" in str(caught.value)
+    (tmp_path / "yes.toml").write_text(base + '[jobs.main.trainer.features]\npath = "/srv/features"\n')
+    job = load(tmp_path / "yes.toml").job("main")
+    assert job.trainer is not None
+    assert (job.trainer.target_devices, job.trainer.drafter_devices) == ((), ("cpu",))
+    with pytest.raises(UsageError, match="0 drafters"):
+        job.with_overrides(None, "", ())
