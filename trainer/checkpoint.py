@@ -174,6 +174,19 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def unwritable(folder: Path) -> list[ConfigError]:
+    """Why checkpoints could not be written there, as far as permissions tell; nothing is made."""
+    there = folder.absolute()
+    while not os.path.lexists(there):
+        there = there.parent
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        return []
+    why = f"{there} cannot be written" if there.is_dir() else f"{there} is no folder"
+    return [
+        ConfigError(f"the checkpoints folder cannot be used: {why}", str(folder), "name a folder that can be written")
+    ]
+
+
 class Store:
     """The checkpoints folder of one run, locked against a second one.
 

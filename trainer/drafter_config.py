@@ -45,35 +45,40 @@ class DrafterConfig:
 
     def __post_init__(self) -> None:
         """Raises ConfigError, with the field's name, for a geometry that no drafter can have."""
-        _require(self.block_size >= 2, "block_size", f"{self.block_size} leaves no slot to predict")
-        _require(self.num_hidden_layers >= 1, "num_hidden_layers", f"{self.num_hidden_layers} layers")
-        _require(self.head_dim % 2 == 0, "head_dim", f"{self.head_dim} is odd: RoPE turns pairs")
+        _require(self.block_size >= 2, "block_size", f"{self.block_size} leaves no slot to predict", "at least 2")
+        _require(self.num_hidden_layers >= 1, "num_hidden_layers", f"{self.num_hidden_layers} layers", "at least 1")
+        _require(self.head_dim % 2 == 0, "head_dim", f"{self.head_dim} is odd: RoPE turns pairs", "an even one")
         _require(
             self.num_key_value_heads >= 1 and self.num_attention_heads % self.num_key_value_heads == 0,
             "num_key_value_heads",
             f"{self.num_attention_heads} query heads do not share {self.num_key_value_heads} key/value heads evenly",
+            "a number that divides that of the query heads",
         )
         _require(
             0 <= self.mask_token_id < self.vocab_size,
             "dflash_config.mask_token_id",
             f"{self.mask_token_id} is outside a vocabulary of {self.vocab_size}",
+            f"a token from 0 to {self.vocab_size - 1} that no text has",
         )
         ids = self.target_layer_ids
         _require(
             len(ids) > 0 and all(0 <= i < self.num_target_layers for i in ids) and len(set(ids)) == len(ids),
             "dflash_config.target_layer_ids",
             f"{list(ids)} does not name different layers of a target of {self.num_target_layers}",
+            f"different layers from 0 to {self.num_target_layers - 1}",
         )
         _require(
             len(self.layer_types) == self.num_hidden_layers and set(self.layer_types) <= {FULL, SLIDING},
             "layer_types",
             f"{list(self.layer_types)} does not name {FULL} or {SLIDING} for each of {self.num_hidden_layers} layers",
+            "one kind for each layer",
         )
         if SLIDING in self.layer_types:
             _require(
                 self.sliding_window is not None and self.sliding_window >= 1,
                 "sliding_window",
                 f"{self.sliding_window} cannot be the window of the sliding layers",
+                "at least 1 token",
             )
 
     @property
@@ -303,9 +308,9 @@ def _rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return rope
 
 
-def _require(holds: bool, key: str, message: str) -> None:
+def _require(holds: bool, key: str, message: str, fix: str) -> None:
     if not holds:
-        raise ConfigError(f"{key}: {message}", key)
+        raise ConfigError(f"{key}: {message}", key, fix)
 
 
 def _need(config: Any, name: str) -> Any:

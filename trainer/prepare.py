@@ -32,6 +32,12 @@ WHOLE_SCAN_BYTES = 200 << 20
 _PART_LINES = 1000
 #: What a drafter that is gone on from decides, since [drafter] has no keys for it.
 _WIDTHS = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+#: The drafter's config and [drafter] have different names for it.
+_KEYS = {
+    "num_hidden_layers": "layers",
+    "dflash_config.mask_token_id": "mask_token_id",
+    "dflash_config.target_layer_ids": "layer_ids",
+}
 _OF_START = ("rope_theta", "rope_parameters", "rms_norm_eps", "max_position_embeddings")
 
 
@@ -96,7 +102,9 @@ def drafter_geometry(config: RunConfig, target: TargetFacts, start: DrafterConfi
         kept = {name: getattr(start, name) for name in _OF_START}
         return replace(asked, **kept, causal=start.causal and SLIDING in asked.layer_types)
     except ConfigError as error:
-        raise ConfigError(error.what, f"drafter ({error.where}), target {target.path}", error.next) from error
+        key = f"drafter.{_KEYS.get(error.where, error.where)}"
+        what = key + error.what.removeprefix(error.where) if error.where in _KEYS else error.what
+        raise ConfigError(what, f"{key}, target {target.path}", error.next) from error
 
 
 def prepare(
@@ -190,6 +198,8 @@ def _room(config: RunConfig, layout: RingLayout, state: StateLayout) -> list[str
         found = os.statvfs(folder)
     except OSError:
         raise ConfigError("there is no such folder", f"ring.dir = {folder}", "name a folder on a large tmpfs") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError("no file can be made there", f"ring.dir = {folder}", "name a folder that can be written")
     need = layout.total_bytes + state.total_bytes
     whole, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
     ring = f"the ring {layout.total_bytes} ({layout.slots} slots of {layout.slot_bytes})"

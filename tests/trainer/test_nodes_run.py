@@ -13,34 +13,51 @@ from demo_parts import call  # type: ignore[import-not-found]
 from nodes_support import Cluster, Wire, free_port, no_namespaces
 from pipeline_support import Run, write_samples  # type: ignore[import-not-found]
 
-from trainer.checkpoint import WEIGHTS, list_checkpoints, step_of
+from trainer.checkpoint import MOMENTS, WEIGHTS, list_checkpoints, step_of
 from trainer.nodes_record import audit_nodes
 
 pytestmark = pytest.mark.slow
 
 
-def weights(run: Run) -> dict[str, torch.Tensor]:
+def weights(run: Run, at: int = -1) -> dict[str, torch.Tensor]:
+    """Weights and moments of one of a run's checkpoints."""
     from safetensors.torch import load_file
 
-    found: dict[str, torch.Tensor] = load_file(str(list_checkpoints(run.checkpoints)[-1] / WEIGHTS))
+    found: dict[str, torch.Tensor] = {}
+    for name in (WEIGHTS, MOMENTS):
+        found |= load_file(str(list_checkpoints(run.checkpoints)[at] / name))
     return found
 
 
-def test_two_nodes_equal_one_with_all_drafters(make_run: Callable[..., Run], tmp_path: Path) -> None:
+@pytest.fixture
+def two_networks() -> Iterator[dict[str, Any]]:
+    """For a `Cluster` of two: each node in a network namespace of its own; both in this one where there are none."""
+    if no_namespaces() is not None and not under_ci():
+        yield {}
+        return
+    with Wire() as made:
+        yield {"host": "192.0.2.1", "inside": [lambda: made.inside(0), lambda: made.inside(1)]}
+
+
+def test_two_nodes_equal_one_with_all_drafters(
+    make_run: Callable[..., Run], tmp_path: Path, two_networks: dict[str, Any]
+) -> None:
     data = write_samples(tmp_path / "data.jsonl", 90)
-    options: dict[str, Any] = {"data": data, "train.schedule": "fixed", "checkpoint.every": 6, "nodes.lost_after_s": 10}
+    options: dict[str, Any] = {"data": data, "train.schedule": "fixed", "nodes.lost_after_s": 10}
     one = make_run("one", **options)
     more = {"workers.drafter_devices": ["cpu", "cpu"]}
-    two = Cluster([make_run("node0", **options, **more), make_run("node1", **options)])
+    two = Cluster([make_run("node0", **options, **more), make_run("node1", **options)], **two_networks)
     two.start_all()
     assert two.wait() == [0, 0], two.logs
     assert one.finish('workers.drafter_devices=["cpu", "cpu", "cpu"]') == 0, one.log
     names = [p.name for p in list_checkpoints(one.checkpoints)]
     assert all([p.name for p in list_checkpoints(run.checkpoints)] == names for run in two.runs), two.logs
-    ours = [weights(run) for run in two.runs]
-    for name, tensor in weights(one).items():
-        assert torch.equal(ours[0][name], ours[1][name])
-        torch.testing.assert_close(ours[0][name], tensor, rtol=1e-5, atol=1e-6, msg=name)
+    assert len(names) == 3  # each averaging has its checkpoint
+    for at in range(3):
+        ours = [weights(run, at) for run in two.runs]
+        for name, tensor in weights(one, at).items():
+            assert torch.equal(ours[0][name], ours[1][name])
+            torch.testing.assert_close(ours[0][name], tensor, rtol=1e-5, atol=1e-6, msg=name)
     first, last = two.runs[0].metrics()[-1], one.metrics()[-1]
     assert (first["step"], first["total"], first["samples"]) == (last["step"], last["total"], last["samples"])
     seen = [sum(m["samples"] for m in run.metrics()[-1:]) for run in two.runs]
@@ -96,10 +113,14 @@ def test_killed_nodes_are_waited_for_and_come_back(make_run: Callable[..., Run],
     assert "the record of node 1 is missing" in half.stdout
 
 
+def under_ci() -> bool:
+    return os.environ.get("CI", "").lower() in ("1", "true", "yes")
+
+
 @pytest.fixture
 def wire() -> Iterator[Wire]:
     why = no_namespaces()
-    if why is not None and os.environ.get("CI", "").lower() in ("1", "true", "yes"):
+    if why is not None and under_ci():
         pytest.fail(f"under CI this must run: {why}", pytrace=False)
     if why is not None:
         pytest.skip(why)

@@ -127,6 +127,12 @@ def test_a_folder_that_cannot_be_written_is_told(make_run: Callable[..., Run]) -
     run = make_run()
     run.checkpoints.write_text("a file, no folder")
     refused(run, 2, "the checkpoints folder cannot be used")
+    code, out = check(run, "--checkpoints", str(run.checkpoints / "below"))
+    (error,) = out["errors"]
+    assert (code, error["where"]) == (2, str(run.checkpoints / "below"))
+    assert error["what"] == f"the checkpoints folder cannot be used: {run.checkpoints} is no folder"
+    code, out = check(run, "--set", f"ring.dir={run.checkpoints}")
+    assert (code, out["errors"][0]["what"]) == (2, "no file can be made there")
 
 
 def test_check_says_what_it_takes(make_run: Callable[..., Run], tiny_target: Path) -> None:

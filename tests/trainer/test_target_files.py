@@ -176,7 +176,7 @@ def test_code_of_a_model_folder_is_never_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        ({"drafter.taps": None, "drafter.layer_ids": [0, 4]}, "layer"),
+        ({"drafter.taps": None, "drafter.layer_ids": [0, 4]}, "different layers from 0 to 3"),
         ({"drafter.taps": 5}, "taps"),
         ({"drafter.mask_token_id": 260}, "mask_token_id"),
         ({"drafter.block_size": 65}, "a block of 65 is longer than max_length = 64"),
@@ -193,4 +193,6 @@ def test_a_drafter_that_does_not_fit_its_target_is_refused_by_check(
     done = call("check", "--config", make_run(**changes).config)
     report = json.loads(done.stdout)
     assert done.returncode == 2 and not report["ok"]
-    assert fault in report["errors"][0]["what"] + report["errors"][0]["where"], report["errors"]
+    (error,) = report["errors"]
+    assert fault in " ".join([error["what"], error["where"], error["next"]]), error
+    assert error["next"]

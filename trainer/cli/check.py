@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    from trainer.checkpoint import unwritable
     from trainer.config import load_config
     from trainer.prepare import gpus_missing, needs, prepare
 
@@ -30,6 +31,7 @@ def main(args: argparse.Namespace) -> int:
     try:
         config = load_config(args.config, args.overrides, targets=args.targets, drafters=args.drafters)
         errors += gpus_missing(config)
+        errors += unwritable(args.checkpoints) if args.checkpoints is not None else []
         prepared = prepare(config, args.checkpoints, args.resume, in_part=True)
         out["needs"] = needs(prepared)
         # The first lines of large data tell nothing about how many batches all of it makes.
