@@ -52,6 +52,7 @@ COMMANDS: dict[str, Entry] = {
     "enable": Entry("enable", "Watch a job again after its machine has booted (systemd or cron)."),
     "attach": Entry("attach", "Open the job's tmux session in this terminal."),
     "triage": Entry("triage", "Name the cause of a crash from logs, a pane, standard input or a job."),
+    "incidents": Entry("incidents", "What failed, what was done about it, and what it cost."),
     "playbooks": Entry("playbooks", "The kinds of failure: list, show, lint, test."),
     "demo": Entry("demo", "The whole way on this machine with a tiny target: train, watch, evaluate, export."),
 }

@@ -17,6 +17,7 @@ from dflash_ops.contracts.codec import dumps, from_dict, to_dict
 from dflash_ops.contracts.decision import Decision, Expectation, Verdict
 from dflash_ops.contracts.diagnosis import Diagnosis, EvidenceLine, Remedy
 from dflash_ops.contracts.finding import Finding
+from dflash_ops.contracts.incident import Deed, Incident, IncidentLine, IncidentState, Proof
 from dflash_ops.contracts.job import JobSpec, Limits
 from dflash_ops.contracts.journal import Event, decode_journal, encode_event
 from dflash_ops.contracts.layout import AttemptLayout, Layout
@@ -51,6 +52,7 @@ __all__ = [
     "Case",
     "CheckpointInfo",
     "Decision",
+    "Deed",
     "Diagnosis",
     "ErrorInfo",
     "Event",
@@ -59,6 +61,9 @@ __all__ = [
     "Expectation",
     "FileEntry",
     "Finding",
+    "Incident",
+    "IncidentLine",
+    "IncidentState",
     "JobSpec",
     "Layer",
     "Layout",
@@ -71,6 +76,7 @@ __all__ = [
     "Progress",
     "ProgressLine",
     "ProgressPattern",
+    "Proof",
     "Release",
     "Remedy",
     "RemedyTable",

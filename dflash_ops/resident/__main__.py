@@ -37,7 +37,7 @@ COMMANDS = {
     "enable": ("enable", "main", "have the machine start the resident at boot"),
     "boot": ("enable", "boot_main", "what the machine calls at boot"),
     "checkpoints": ("checkpoints", "main", "list, verify, set aside, bring back"),
-    "repair": ("repair", "main", "one pass of the supervisor; --what-if only says"),
+    "repair": ("repair", "main", "one pass of the supervisor"),
     "preflight": ("preflight", "main", "is the machine ready for the job"),
 }
 

@@ -231,6 +231,8 @@ class Loop:
             if said.name == "checkpoint" and step is not None:
                 data = {"step": step, "path": said.line.path}
                 self._once("checkpoint", attempt, data)
+            if said.name == "resumed" and step is not None:
+                self._once("resumed", attempt, {"step": step})  # what a failure cost is counted from it
             self._busy_t = time.monotonic()
         self._events.clear()
         if snapshot.attempt is None or self._state == (snapshot.attempt, snapshot.state):

@@ -56,16 +56,12 @@ def main(args: list[str]) -> int:
         prog="repair", description='{"secrets": {...}, "findings": [...]} on standard input'
     )
     parser.add_argument("--root", required=True, type=Path)
-    parser.add_argument("--what-if", action="store_true", help="only say what would be done")
     options = parser.parse_args(args)
     layout = Layout(options.root.absolute())
     raw = sys.stdin.buffer.read()
     given = json.loads(raw) if raw.strip() else {}
     clean_environment()
     findings = [from_dict(Finding, f, "findings") for f in given.get("findings", ())]
-    if options.what_if:
-        say({"schema": 1, "decision": to_dict(what_if(layout, findings))})
-        return 0
     passed = one_pass(layout, dict(given.get("secrets") or {}), findings, _to_log, str(given.get("state", "")))
     say({"schema": 1, "decision": to_dict(passed)})
     return 0
@@ -73,22 +69,6 @@ def main(args: list[str]) -> int:
 
 def _to_log(text: str) -> None:
     print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), text.replace("\n", "; "), file=sys.stderr, flush=True)
-
-
-def what_if(layout: Layout, findings: Sequence[Finding] = ()) -> Decision:
-    """What would be decided now, as if the policy said `act`; nothing is written and nothing done.
-
-    Raises:
-        DflashError: the job cannot be looked at.
-    """
-    triage, policy = _judge(layout)
-    snapshot = _look(layout)
-    ledger = rebuild(journal.read(layout.journal)[0])
-    situation = gather(layout, snapshot, ledger, triage, findings)
-    notes = notice(situation, triage.playbooks, ledger, time.time())
-    for note in notes:
-        ledger = _supposed(ledger, note.event, note.attempt, note.data)
-    return decide(situation, triage.playbooks, ledger, replace(policy, mode="act"), time.time())
 
 
 def one_pass(
@@ -198,13 +178,6 @@ def _begun(events: Sequence[Any], ledger: Ledger, snapshot: Snapshot, layout: La
             except ContractError:
                 return None  # of another version: it is decided anew
     return None
-
-
-def _supposed(ledger: Ledger, event: str, attempt: int | None, data: dict[str, Any]) -> Ledger:
-    from dflash_ops.contracts import Event
-    from dflash_ops.supervise.ledger import fold
-
-    return fold(ledger, Event(ledger.seq + 1, time.time(), event, SUPERVISOR, attempt, data))
 
 
 def _remember(layout: Layout, decision: Decision, state: str) -> None:

@@ -68,10 +68,11 @@ def test_observing_says_what_it_would_do_and_does_nothing(one: Lab) -> None:
     (one.control / "at5-kill").touch()
     begin(one, Policy())
     came(one, "diagnosed")
+    said = came(one, "proposed")[0].data
+    assert said["action"] == "restart"
+    assert "start attempt 2: " in said["text"]
     wait_for(lambda: (one.layout.run / "repair.json").exists(), "the pass")
-    decision = one.ok("repair", "--what-if")["decision"]
-    assert (decision["verdict"], decision["action"]) == ("act", "restart")
-    assert "start attempt 2: " in decision["command"]
+    assert one.ok("repair")["decision"]["verdict"] == "propose"
     assert story(one) == [("diagnosed", "host_oom_sigkill")]
     assert len(one.events("attempt_started")) == 1
 

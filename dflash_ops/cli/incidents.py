@@ -1,0 +1,160 @@
+"""`dflash-ops incidents [list | show N] [JOB]`: what failed, what was done about it, what it cost."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from dflash_ops.cli.common import InventoryOption, JobArgument, JsonOption, console
+from dflash_ops.cli.several import AllOption, JobsArgument, NodeOption, Outcome, chosen, each, show_errors, worst
+from dflash_ops.errors import UsageError
+
+if TYPE_CHECKING:
+    from dflash_ops.contracts import Incident
+    from dflash_ops.hosts.base import Host
+    from dflash_ops.inventory import Job
+
+app = typer.Typer(
+    help="What failed, what was done about it, what showed that it helped, and what it cost.",
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+#: Seconds: the journal of months is some megabytes.
+_READ_S = 60.0
+
+
+def _interruptible(command: Callable[..., int]) -> Callable[..., int]:
+    @functools.wraps(command)
+    def run_it(*args: Any, **options: Any) -> int:
+        try:
+            return command(*args, **options)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
+
+    return run_it
+
+
+@app.callback(invoke_without_command=True)
+def _default(context: typer.Context) -> int:
+    """What failed, what was done about it, what showed that it helped, and what it cost."""
+    if context.invoked_subcommand is not None:
+        return 0
+    raise typer.Exit(list_them())
+
+
+@app.command("list")
+@_interruptible
+def list_them(
+    job: JobsArgument = None,
+    every: AllOption = False,
+    node: NodeOption = None,
+    json: JsonOption = False,
+    inventory: InventoryOption = None,
+) -> int:
+    """Every incident of a job, oldest first: when, what, what was done, how it ended, what it cost."""
+    outcomes = _asked(inventory, job, every, node)
+    if json:
+        _print(outcomes)
+    else:
+        for outcome in outcomes:
+            if outcome.error is None:
+                _table(outcome, titled=len(outcomes) > 1)
+    show_errors(outcomes)
+    return worst(outcomes)
+
+
+@app.command("show")
+@_interruptible
+def show(
+    number: int = typer.Argument(..., metavar="N", min=1, help="Its number in the list."),
+    job: JobArgument = None,
+    node: NodeOption = None,
+    json: JsonOption = False,
+    inventory: InventoryOption = None,
+) -> int:
+    """One incident whole: time line, evidence, diagnosis, what was done and exactly how, proof, cost."""
+    outcomes = _asked(inventory, [job] if job is not None else None, False, node)
+    if len(outcomes) > 1:
+        raise UsageError(
+            "each node has incidents of its own",
+            f"incidents show {number}",
+            f"name one: --node 0 ... --node {len(outcomes) - 1}",
+        )
+    (outcome,) = outcomes
+    found = [one for one in outcome.result if one.number == number]
+    if not found:
+        there = f"there are 1 to {len(outcome.result)}" if outcome.result else "there is none"
+        raise UsageError(
+            f"no incident {number}: {there}", f"job {outcome.job.name}", "dflash-ops incidents list shows them"
+        )
+    if json:
+        outcome.result = found
+        _print(outcomes)
+        return 0
+    from dflash_ops.view.incidents import whole
+
+    out = console()
+    for line in whole(found[0], outcome.job.label):
+        out.print(line, soft_wrap=True)
+    return 0
+
+
+def _asked(inventory: Path | None, names: list[str] | None, every: bool, node: int | None) -> list[Outcome]:
+    """Each job's (or node's) incidents, from its journal; of a single one its error is raised."""
+    loaded, jobs = chosen(inventory, names, every)
+    if node is not None:
+        if len(jobs) != 1:
+            raise UsageError("--node is one of one job's nodes", f"--node {node}", "name that job")
+        jobs = [jobs[0].at_node(node)]
+
+    def look(one: Job, host: Host, python: str) -> tuple[Incident, ...]:
+        from dflash_ops.cli.adopted import refuse_adopted
+        from dflash_ops.client import JobClient
+        from dflash_ops.contracts import Event, from_dict
+        from dflash_ops.tell.incidents import incidents
+
+        refuse_adopted(one, "incidents", always=True)
+        said = JobClient(host, one, python).ask("journal", "--json", deadline=_READ_S)
+        return incidents([from_dict(Event, e, "journal") for e in said["events"]])
+
+    outcomes = each(loaded, [part for one in jobs for part in one.parts], look)
+    if len(outcomes) == 1 and outcomes[0].error is not None:
+        raise outcomes[0].error
+    return outcomes
+
+
+def _table(outcome: Outcome, *, titled: bool) -> None:
+    from dflash_ops.view.incidents import table
+    from dflash_ops.view.text import clean
+
+    out = console()
+    if not out.is_terminal:
+        out.width = 250  # a row of a pipe stays one line
+    name = clean(f"{outcome.job.label} on {outcome.job.host}")
+    if titled and outcome.result:
+        out.print(name, markup=False)
+    out.print(table(outcome.result) if outcome.result else f"{name}: no incident", markup=False)
+
+
+def _print(outcomes: list[Outcome]) -> None:
+    from dflash_ops.cli.watching import print_json
+    from dflash_ops.contracts import to_dict
+
+    jobs = [
+        {
+            "job": o.job.name,
+            "node": o.job.node.rank if o.job.node is not None else None,
+            "host": o.job.host,
+            "error": o.to_json()["error"],
+            "incidents": to_dict(list(o.result or ())),
+        }
+        for o in outcomes
+    ]
+    print_json({"schema": 1, "kind": "incidents", "jobs": jobs})
