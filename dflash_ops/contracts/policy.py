@@ -25,6 +25,7 @@ class Policy:
         allow: grade B actions permitted, each `kind:action`.
         quiet: kinds of which nothing is said and for which nothing is done.
         ladders: fingerprint or kind -> actions, first to last, instead of the playbook's.
+        notify: apprise's config file on the job's machine, "" for none; the same thing again after `cooldown_s` only.
     """
 
     mode: str = "observe"
@@ -32,3 +33,5 @@ class Policy:
     budgets: Budgets = field(default_factory=Budgets)
     quiet: tuple[str, ...] = ()
     ladders: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    notify: str = ""
+    cooldown_s: float = 600.0

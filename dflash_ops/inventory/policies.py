@@ -27,7 +27,15 @@ def read_policy(table: Table, adopted: bool) -> Policy:
     if mode not in _MODES:
         below.fault(f"unknown mode {mode!r}{did_you_mean(mode, _MODES)}", "mode", 'write "observe" or "act"')
         mode = "observe"
-    policy = Policy(mode, _allow(below), _budgets(below), _quiet(below), _ladders(below))
+    notify = below.text("notify") or ""
+    if notify and not notify.startswith("/"):
+        below.fault(
+            f"{notify!r} is no whole path",
+            "notify",
+            "write the path of apprise's config file on the job's machine, from / on",
+        )
+    cooldown = below.number("cooldown_s", 600.0, most=86_400)
+    policy = Policy(mode, _allow(below), _budgets(below), _quiet(below), _ladders(below), notify, cooldown)
     below.close()
     return policy
 

@@ -158,10 +158,11 @@ class ResidentEffects:
         except (DflashError, OSError) as error:
             raise EffectFailed(f"the job cannot be started: {error}", str(self._layout.root), "") from error
 
-    def tell(self, title: str, text: str) -> None:
+    def tell(self, title: str, text: str, fingerprint: str = "") -> None:
         last = attempts.last(self._layout)
-        job = last.spec.job if last is not None and last.spec is not None else self._layout.root.name
-        tell_person(self._layout, f"{job}: {title}", text, self._say)
+        spec = last.spec if last is not None else None
+        job = spec.job if spec is not None else self._layout.root.name
+        tell_person(self._layout, spec, f"{job}: {title}", text, self._say, fingerprint)
 
     # -- what they need
 

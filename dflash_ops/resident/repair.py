@@ -151,10 +151,10 @@ def _round(
         return decision, False
     done = carry_out(decision, effects, ledger)
     if done.error:
-        effects.tell(f"{decision.action} could not be done", done.error)
+        effects.tell(f"{decision.action} could not be done", done.error, decision.fingerprint)
         return decision, True
     if decision.starts:
-        effects.tell(decision.title or decision.kind, f"{decision.action}: {decision.reason}")
+        effects.tell(decision.title or decision.kind, f"{decision.action}: {decision.reason}", decision.fingerprint)
     return decision, decision.action == Action.DUMP_STACKS.value
 
 

@@ -72,7 +72,7 @@ def say_held(decision: Decision, effects: Effects, ledger: Ledger) -> None:
     effects.journal(note.event, note.data, note.attempt)
     if note.data.get("drop"):
         effects.write_overlay(Overlay(ledger.layers).without(decision.drop))
-    effects.tell(decision.title or decision.kind, f"{decision.reason}\n{decision.command}")
+    effects.tell(decision.title or decision.kind, f"{decision.reason}\n{decision.command}", decision.fingerprint)
 
 
 def _steps(decision: Decision, effects: Effects, ledger: Ledger) -> Done:

@@ -90,6 +90,9 @@ class Effects(Protocol):
         """
         ...
 
-    def tell(self, title: str, text: str) -> None:
-        """Tell a person. Never raises for a sink that is down: it says so in resident.log."""
+    def tell(self, title: str, text: str, fingerprint: str = "") -> None:
+        """Tell a person, once in a while for each title and fingerprint.
+
+        Never raises for a sink that is down: it says so in resident.log.
+        """
         ...

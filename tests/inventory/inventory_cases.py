@@ -292,6 +292,10 @@ CASES: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
             ('jobs.a.policy.ladders."What?"', "no kind and no fingerprint", "16 hex digits"),
         ],
     ),
+    "notify": (
+        HOST + JOB + RUNS + '[jobs.a.policy]\nnotify = "mailto://u:secret@192.0.2.9" #!\ncooldown_s = -1 #!\n',
+        [("jobs.a.policy.notify", "no whole path", "config file"), ("jobs.a.policy.cooldown_s", "", "")],
+    ),
     "allow": (
         HOST + JOB + RUNS + '[jobs.a.policy]\nallow = ["*:restart", "cuda_oom:explode"] #!\n',
         [

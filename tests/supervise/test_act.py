@@ -84,7 +84,7 @@ class World:
         self.book.add("attempt_started", T0, number)
         return number
 
-    def tell(self, title: str, text: str) -> None:
+    def tell(self, title: str, text: str, fingerprint: str = "") -> None:
         self.told.append(f"{title}: {text}")
 
 
