@@ -53,6 +53,7 @@ COMMANDS: dict[str, Entry] = {
     "attach": Entry("attach", "Open the job's tmux session in this terminal."),
     "triage": Entry("triage", "Name the cause of a crash from logs, a pane, standard input or a job."),
     "incidents": Entry("incidents", "What failed, what was done about it, and what it cost."),
+    "supervise": Entry("supervise", "Watch jobs from outside: host, container, resident, kernel log."),
     "playbooks": Entry("playbooks", "The kinds of failure: list, show, lint, test."),
     "demo": Entry("demo", "The whole way on this machine with a tiny target: train, watch, evaluate, export."),
 }

@@ -1,0 +1,257 @@
+"""`dflash-ops supervise`: watch jobs from outside their containers, for what cannot be seen from inside."""
+
+from __future__ import annotations
+
+import hashlib
+import json as json_
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dflash_ops.cli.common import InventoryOption, console, is_plain
+from dflash_ops.cli.several import AllOption, JobsArgument, chosen
+from dflash_ops.errors import DflashError, JobBusy
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dflash_ops.collect.kernel import KernelHost
+    from dflash_ops.hosts.base import Host
+    from dflash_ops.hosts.factory import Hosts
+    from dflash_ops.inventory import Inventory, Job
+    from dflash_ops.supervise.outside import Change, Look, Memory
+    from dflash_ops.triage.playbook import Playbooks
+
+#: Seconds that a notification may take before a run with --once ends without it.
+_NOTIFY_S = 35.0
+
+
+def command(
+    job: JobsArgument = None,
+    every: AllOption = False,
+    once: Annotated[bool, typer.Option("--once", help="One look, for cron: what is news, and the exit code.")] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="SECONDS", min=1, max=3600, help="Between two looks.")
+    ] = 15.0,
+    notify: Annotated[
+        str | None,
+        typer.Option(
+            "--notify",
+            metavar="FILE",
+            envvar="DFLASH_NOTIFY",
+            help="apprise's config file on this machine; without it apprise's own APPRISE_URLS counts.",
+        ),
+    ] = None,
+    inventory: InventoryOption = None,
+) -> int:
+    """Watch from outside: host unreachable, container stopped, resident dead, kernel log. Each change is said once."""
+    from dflash_ops.hosts.factory import Hosts
+
+    loaded, jobs = chosen(inventory, job, every)
+    parts = [part for one in jobs for part in one.parts]
+    with Hosts(loaded) as hosts:
+        watches = [Watch(loaded, hosts, part, notify or "") for part in parts]
+        try:
+            return _watch(watches, once=once, interval=interval)
+        finally:
+            for watch in watches:
+                watch.close()
+
+
+def _watch(watches: list[Watch], *, once: bool, interval: float) -> int:
+    if once or is_plain(sys.stdout):
+        while True:
+            for watch in watches:
+                for text in watch.look():
+                    print(text, flush=True)
+            if once:
+                return max(watch.code for watch in watches)
+            time.sleep(interval)
+    from rich.live import Live
+
+    news: list[str] = []
+    with Live(_table(watches, news), console=console(), auto_refresh=False) as live:
+        while True:
+            for watch in watches:
+                news = [*news, *watch.look()][-8:]
+                live.update(_table(watches, news), refresh=True)
+            time.sleep(interval)
+
+
+def _table(watches: list[Watch], news: list[str]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    from dflash_ops.view.text import clean
+
+    out = Table(box=None, pad_edge=False, header_style="bright_black", caption_justify="left")
+    for head in ("job", "host", "state", "since", "lease"):
+        out.add_column(head)
+    for watch in watches:
+        out.add_row(*(clean(word) for word in watch.row()))
+    if news:
+        out.caption = Text("\n".join(clean(text) for text in news))
+    return out
+
+
+class Watch:
+    """One job (or node), its memory between looks and between runs, and what came of the last look.
+
+    Raises:
+        JobBusy: another `supervise` on this machine watches it. OSError: its folder cannot be written.
+    """
+
+    def __init__(self, loaded: Inventory, hosts: Mapping[str, Host] | Hosts, job: Job, notify: str) -> None:
+        from dflash_ops.resident.files import flock
+
+        self._loaded, self._hosts, self._job, self._notify = loaded, hosts, job, notify
+        self.code = 0
+        self._at = _state_folder() / _name(loaded, job)
+        self._at.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = os.open(self._at / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if not flock(self._lock, 0.0):
+            os.close(self._lock)
+            raise JobBusy(f"another supervise watches {job.name}", str(self._at), "one is enough; end the other first")
+        self._memory = self._load()
+        self._senders: list[threading.Thread] = []
+        self._playbooks: Playbooks | None = None
+
+    def look(self) -> list[str]:
+        """One look and what follows from it: lines for people."""
+        from dflash_ops.collect.outside import look
+        from dflash_ops.supervise.outside import changes, clock, conditions
+
+        try:
+            host = self._hosts[self._job.host]
+            seen = look(host, self._job, self._below(), self._memory.seen.t if self._memory.seen else None)
+        except DflashError as error:
+            self.code = max(1, error.exit_code)
+            return [f"{clock(time.time())} {self._label}: cannot be judged: {error.what}"]
+        self._memory, news = changes(self._memory, seen)
+        now = conditions(seen)
+        self.code = 5 if seen.fault == "unreachable" else 1 if now else 0
+        said = self._act(seen)
+        self._save()
+        self._tell(news, said)
+        texts = [f"{clock(c.t)} {self._label}: {c.text}" for c in news]
+        return [*texts, *(f"{clock(seen.t)} {self._label}: {text}" for text in said)]
+
+    def row(self) -> tuple[str, str, str, str, str]:
+        """Job, host, state, since, lease."""
+        from dflash_ops.supervise.outside import clock, words
+
+        m = self._memory
+        state = ", ".join(map(words, m.since)) or (m.seen.state.value if m.seen else "-")
+        since = min(m.since.values()) if m.since else m.seen.since if m.seen else 0.0
+        return (self._label, self._job.host, state, clock(since) if since else "-", m.seen.lease if m.seen else "")
+
+    def close(self) -> None:
+        """Waits for notifications on their way, then lets go."""
+        end = time.monotonic() + _NOTIFY_S
+        for sender in self._senders:
+            sender.join(max(0.0, end - time.monotonic()))
+        os.close(self._lock)
+
+    @property
+    def _label(self) -> str:
+        return self._job.name if self._job.node is None else f"{self._job.name} {self._job.label}"
+
+    def _below(self) -> KernelHost:
+        from dflash_ops.collect.kernel import KernelHost
+        from dflash_ops.inventory import LxcHost
+
+        at = self._loaded.host_of(self._job)
+        return KernelHost(self._hosts[at.via], at.id) if isinstance(at, LxcHost) else KernelHost(self._hosts[at.name])
+
+    def _act(self, seen: Look) -> list[str]:
+        from dflash_ops.client import JobClient
+        from dflash_ops.inventory import LxcHost
+        from dflash_ops.tell.outside import Container, outside_pass
+
+        at = self._loaded.host_of(self._job)
+        container = Container(self._hosts[at.via], at.id) if isinstance(at, LxcHost) else None
+        if self._job.adopted or container is None:
+            return []
+        client = JobClient(self._hosts[self._job.host], self._job, at.python)
+        record = self._at / "journal.jsonl"
+        return outside_pass(
+            seen, self._memory, self._job, container, self._books(), record, lambda: client.ask("snapshot")
+        )
+
+    def _books(self) -> Playbooks:
+        if self._playbooks is None:
+            from dflash_ops.collect.job import folders
+            from dflash_ops.playbooks import load_documents
+            from dflash_ops.triage import Triage
+
+            self._playbooks = Triage(load_documents([*folders(self._loaded)])).playbooks
+        return self._playbooks
+
+    def _tell(self, news: tuple[Change, ...], said: list[str]) -> None:
+        """Through apprise, not the same condition twice within the cooldown; nothing waits for it."""
+        from dataclasses import replace
+
+        from dflash_ops.resident.notify import deliver, program
+        from dflash_ops.tell.outside import message
+
+        if not self._notify and not os.environ.get("APPRISE_URLS"):
+            return
+        now, told = time.time(), dict(self._memory.notified)
+        fresh = [
+            c
+            for c in news
+            if c.alarm and not 0 <= now - told.get(f"{c.key}:{c.begun}", -1e9) < self._job.policy.cooldown_s
+        ]
+        texts = [*(c.text for c in fresh), *said]
+        if not texts:
+            return
+        told.update({f"{c.key}:{c.begun}": now for c in fresh})
+        self._memory = replace(self._memory, notified=told)
+        self._save()
+        title, text = message(self._label, texts)
+
+        def send() -> None:
+            if (failed := deliver(self._notify, title, text, program=program(sys.executable))) is not None:
+                print(f"{self._label}: nobody was notified: {failed}", file=sys.stderr, flush=True)
+
+        sender = threading.Thread(target=send, daemon=True)
+        sender.start()
+        self._senders = [*(s for s in self._senders if s.is_alive()), sender]
+
+    def _load(self) -> Memory:
+        from dflash_ops.contracts import from_dict
+        from dflash_ops.errors import StateError
+        from dflash_ops.supervise.outside import Memory
+
+        path = self._at / "seen.json"
+        try:
+            return from_dict(Memory, json_.loads(path.read_text("utf-8")), str(path))
+        except FileNotFoundError:
+            return Memory()
+        except (ValueError, DflashError) as error:
+            raise StateError(
+                f"what was seen before cannot be read: {error}", str(path), "move it away; then all is said anew"
+            ) from error
+
+    def _save(self) -> None:
+        from dflash_ops.contracts import dumps
+        from dflash_ops.resident.files import write_atomic
+
+        write_atomic(self._at / "seen.json", dumps(self._memory).encode() + b"\n")
+
+
+def _state_folder() -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local/state")
+    return Path(base) / "dflash-ops" / "supervise"
+
+
+def _name(loaded: Inventory, job: Job) -> str:
+    """A folder name for this job of this inventory."""
+    whole = f"{Path(loaded.file).resolve()}\0{job.name}\0{job.node.rank if job.node else ''}"
+    return hashlib.sha256(whole.encode()).hexdigest()[:16]

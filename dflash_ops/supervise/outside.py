@@ -1,0 +1,172 @@
+"""What is seen of a job from outside its container, and what of it is news. Pure.
+
+The rules here: each change is said once, when it begins and when it is over; what cannot be seen keeps what was last
+known and is never judged by it: a job that cannot be reached is `unreachable since`, and nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from dflash_ops.contracts import LIVE_STATES, Diagnosis, EvidenceLine, Finding, State
+from dflash_ops.supervise.problem import key
+from dflash_ops.supervise.situation import Situation
+
+#: Seconds after which the supervisor beside the trainer counts as dead: it looks every second.
+DEAD_S = 30.0
+#: Seconds for which what was last seen inside says whether a person had stopped the job before its container went.
+SEEN_S = 900.0
+#: Texts of the kernel log that are remembered as told.
+_MOST_LINES = 200
+
+UNREACHABLE = "unreachable"
+STOPPED = "container_stopped"
+#: Conditions under which nothing inside can be seen.
+BLIND = frozenset({UNREACHABLE, STOPPED, "container_locked", "container_missing"})
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What the job's own files say at one look. `age_s`: of the snapshot, by that machine's clock."""
+
+    t: float
+    state: State = State.UNKNOWN
+    detail: str = ""
+    attempt: int | None = None
+    step: int | None = None
+    since: float = 0.0
+    age_s: float | None = None
+    resident: bool = False
+    lease: str = ""
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look. `fault`: a word of BLIND, "" where the machine answered; `inside`: None where nothing ever ran."""
+
+    t: float
+    fault: str = ""
+    detail: str = ""
+    inside: Inside | None = None
+    kernel: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What was said already. `since`: condition -> when it was first seen; `seen`: the last look inside."""
+
+    SCHEMA: ClassVar[int] = 1
+
+    since: dict[str, float] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    seen: Inside | None = None
+    kernel: tuple[str, ...] = ()
+    notified: dict[str, float] = field(default_factory=dict)
+    schema: int = 1
+
+
+@dataclass(frozen=True)
+class Change:
+    """News. `begun`: a condition began (or a single thing happened); else it is over. `alarm`: a person should know."""
+
+    t: float
+    key: str
+    text: str
+    begun: bool = True
+    alarm: bool = True
+
+
+def conditions(look: Look) -> dict[str, str]:
+    """What is wrong now, word -> text."""
+    if look.fault:
+        return {look.fault: look.detail}
+    seen = look.inside
+    if seen is None:
+        return {}
+    if seen.state in LIVE_STATES and (not seen.resident or seen.age_s is None or seen.age_s > DEAD_S):
+        age = f"its last look is {seen.age_s:.0f} s old" if seen.age_s is not None else "it never looked"
+        gone = "does not live" if not seen.resident else "lives"
+        return {"resident_dead": f"the supervisor beside the trainer {gone}: {age}"}
+    if seen.state in (State.CRASHED, State.HUNG):
+        at = f" at step {seen.step}" if seen.step is not None else ""
+        return {seen.state.value: f"attempt {seen.attempt} {seen.state.value}{at}: {seen.detail}"}
+    return {}
+
+
+def changes(memory: Memory, look: Look) -> tuple[Memory, tuple[Change, ...]]:
+    """What is news since the look before, and what is remembered now."""
+    now = conditions(look)
+    said: list[Change] = []
+    since, texts = dict(memory.since), dict(memory.texts)
+    for word, text in now.items():
+        if word not in since:
+            since[word], texts[word] = look.t, text
+            said.append(Change(look.t, word, f"{words(word)} since {clock(look.t)}: {text}"))
+    for word in list(since):
+        # Blind, what was wrong inside is not known to be over.
+        if word in now or (look.fault and word not in BLIND):
+            continue
+        began = since.pop(word)
+        texts.pop(word, None)
+        said.append(Change(look.t, word, f"no longer {words(word)}, after {look.t - began:.0f} s", False))
+    for finding in look.kernel:
+        line = (finding.evidence or (finding.text,))[0]
+        if line not in memory.kernel:
+            memory = replace(memory, kernel=(*memory.kernel, line)[-_MOST_LINES:])
+            said.append(Change(look.t, f"kernel:{finding.key}", f"kernel log: {finding.text} ({line})"))
+    if (seen := look.inside) is not None:
+        before = memory.seen
+        if before is not None and (before.attempt, before.state) != (seen.attempt, seen.state) and not now:
+            said.append(
+                Change(look.t, f"state:{seen.state.value}", f"attempt {seen.attempt}: {seen.state.value}", True, False)
+            )
+        memory = replace(memory, seen=seen)
+    return replace(memory, since=since, texts=texts), tuple(said)
+
+
+def words(condition: str) -> str:
+    return condition.replace("_", " ")
+
+
+def clock(t: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(t))
+
+
+def situation(look: Look, memory: Memory, job: str, place: str) -> Situation:
+    """The evidence as `decide` takes it: of a container that is known to be stopped at this very moment a crash of
+    what last lived in it; of anything else nothing that may be acted on.
+
+    Args:
+        memory: after this look. place: names the container for good, such as `proxmox 200`.
+    """
+    seen = memory.seen
+    if look.fault != STOPPED:
+        blind = State.UNREACHABLE if look.fault else State.UNKNOWN
+        return Situation(look.t, job=job, side="outside", state=blind, since=look.t, lease=False)
+    began = memory.since.get(STOPPED, look.t)
+    missing: tuple[str, ...] = ()
+    if seen is None or began - seen.t > SEEN_S:
+        missing = ("what the job did before its container stopped",)
+    ended = seen is not None and seen.state in (State.FINISHED, State.STOPPED)
+    diagnosis = Diagnosis(
+        "ct_down",
+        "The container does not run",
+        look.detail,
+        evidence=(EvidenceLine(look.detail, source="pct", role="cause"),),
+        fingerprint=key("ct_down", place),
+        confidence=1.0,
+    )
+    return Situation(
+        look.t,
+        lease=True,  # whoever held it lived in there
+        missing=missing,
+        side="outside",
+        job=job,
+        attempt=seen.attempt if seen is not None else None,
+        state=seen.state if ended and seen is not None else State.CRASHED,
+        since=min(began, look.t),
+        step=seen.step if seen is not None else None,
+        diagnosis=diagnosis,
+    )

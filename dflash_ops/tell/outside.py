@@ -1,0 +1,138 @@
+"""What is done from outside: start a stopped container where the owner allows it, and tell a person.
+
+The rules here are the laws of the inside, through the same `decide`: an action is announced in a journal first, counts
+whether it was done or not, and is done on evidence of this very moment only. What runs in the container is not ours to
+end or start: once it is up, its own supervisor is asked, which goes on by the job's policy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dflash_ops.contracts import LIVE_STATES, Decision, Outcome, Verdict, to_dict
+from dflash_ops.errors import DflashError
+from dflash_ops.hosts.base import Host
+from dflash_ops.hosts.pct import status_of
+from dflash_ops.inventory import Job
+from dflash_ops.resident import journal
+from dflash_ops.supervise.decide import decide
+from dflash_ops.supervise.ledger import SUPERVISOR, rebuild
+from dflash_ops.supervise.notice import held, notice
+from dflash_ops.supervise.outside import Look, Memory, situation
+from dflash_ops.triage.playbook import Playbooks
+
+#: Seconds for `pct status`, for `pct start`, and until the container answers after it.
+STATUS_S = 20.0
+START_S = 120.0
+UP_S = 60.0
+
+
+class Container:
+    """A container and the host that has `pct`."""
+
+    def __init__(self, via: Host, id: int) -> None:
+        self._via = via
+        self.id = id
+
+    @property
+    def name(self) -> str:
+        return f"{self._via.name} {self.id}"
+
+    @property
+    def command(self) -> str:
+        return f"pct start {self.id} (on {self._via.name})"
+
+    def start(self) -> str | None:
+        """Start it if it is stopped at this moment; why not, None where it was started.
+
+        Raises:
+            HostError: the Proxmox host cannot be asked.
+        """
+        status = status_of(self._via.run(["pct", "status", str(self.id)], deadline=STATUS_S).text)
+        if status != "stopped":
+            return f"pct says that it is {status or 'unknown'}, not stopped"
+        done = self._via.run(["pct", "start", str(self.id)], deadline=START_S)
+        said = (done.error_text.strip() or done.text.strip())[:300]
+        return None if done.rc == 0 else f"pct start ended with {done.rc}: {said}"
+
+
+def outside_pass(
+    look: Look, memory: Memory, job: Job, container: Container | None, playbooks: Playbooks, record: Path,
+    ask: Callable[[], object],
+) -> list[str]:  # fmt: skip
+    """Decide over one look, do what may be done, and say what was done.
+
+    Args:
+        memory: after this look. record: the journal of what was done from outside (docs/supervise.md).
+        ask: asks the resident in the container once, which brings it up.
+
+    Raises:
+        OSError, DflashError: the journal cannot be written; nothing is done.
+    """
+    _progress(look, record)
+    if not look.fault or container is None:
+        return []
+    evidence = situation(look, memory, job.name, container.name)
+    ledger = rebuild(journal.read(record)[0])
+    for note in notice(evidence, playbooks, ledger, time.time()):
+        journal.append(record, note.event, actor=SUPERVISOR, attempt=note.attempt, data=note.data)
+    ledger = rebuild(journal.read(record)[0])
+    decision = decide(evidence, playbooks, ledger, job.policy, time.time())
+    if decision.verdict is not Verdict.ACT or decision.action != "start_container":
+        told = held(decision)
+        if told is None:
+            return []
+        journal.append(record, told.event, actor=SUPERVISOR, attempt=told.attempt, data=told.data)
+        return [f"nothing is done: {decision.reason}"]
+    return _start(replace(decision, command=container.command), container, record, ask)
+
+
+def _start(decision: Decision, container: Container, record: Path, ask: Callable[[], object]) -> list[str]:
+    if not decision.resumes:
+        data = {"decision": to_dict(decision)}
+        journal.append(record, "action_intended", actor=SUPERVISOR, attempt=decision.attempt, data=data)
+    try:
+        failed = container.start()
+    except DflashError as error:
+        failed = str(error)
+    if failed is not None:
+        data = {"id": decision.id, "error": failed}
+        journal.append(record, "action_failed", actor=SUPERVISOR, attempt=decision.attempt, data=data)
+        return [f"the container could not be started: {failed}"]
+    data = {"id": decision.id, "attempt": None, "detail": container.command}
+    journal.append(record, "action_done", actor=SUPERVISOR, attempt=decision.attempt, data=data)
+    said = [f"the container was started: {container.command}"]
+    end = time.monotonic() + UP_S
+    while True:
+        try:
+            ask()
+            return said
+        except DflashError as error:
+            if time.monotonic() > end:
+                return [*said, f"the supervisor in it does not answer: {error.what}"]
+        time.sleep(1.0)
+
+
+def _progress(look: Look, record: Path) -> None:
+    """A step beyond the failure, of a later attempt, forgives what was done for it."""
+    seen = look.inside
+    if seen is None or seen.step is None or seen.state not in LIVE_STATES or not record.exists():
+        return
+    ledger = rebuild(journal.read(record)[0])
+    for case in ledger.cases.values():
+        done = [t for t in case.tried if t.outcome is Outcome.DONE]
+        later = all(seen.attempt is not None and seen.attempt > a for a in case.attempts)
+        if done and later and (case.step is None or seen.step > case.step):
+            data = {"id": done[-1].id, "outcome": "verified", "fingerprint": None, "detail": f"step {seen.step}"}
+            journal.append(record, "action_outcome", actor=SUPERVISOR, attempt=seen.attempt, data=data)
+            journal.append(record, "progress", actor=SUPERVISOR, attempt=seen.attempt, data={"step": seen.step})
+            return
+
+
+def message(job: str, texts: Sequence[str]) -> tuple[str, str]:
+    """Title and text of a notification."""
+    head = texts[0].split(": ", 1)[0]
+    return f"{job}: {head}"[:200], "\n".join(texts)
