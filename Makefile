@@ -1,6 +1,7 @@
 # make demo    from a fresh clone to an evaluated, exported drafter
 # make test    everything that CI runs
 # make golden  the trainer against reference numbers (DFLASH_GOLDEN=DIR for another folder)
+# make chaos   every fault of the table in a real supervised trainer: what was seen, done and came of it
 # make bench   all CPU benchmarks, and one table of their ratios with goals (benchmarks/README.md)
 # make trainer-chaos  twenty kills of targets and drafters while a run goes on (CHAOS="--seed 7 --schedule ready")
 # make lint    ruff, mypy --strict, the import arrows
@@ -20,7 +21,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: venv demo test golden bench trainer-chaos lint clean lab lab-down lab-packages
+.PHONY: venv demo test golden chaos bench trainer-chaos lint clean lab lab-down lab-packages
 .DEFAULT_GOAL := venv
 
 venv: $(STAMP)
@@ -37,6 +38,9 @@ test: lint lab-packages
 
 golden: venv
 	@$(BIN)/python -m pytest -m golden tests/trainer
+
+chaos: venv
+	@cd tests && OMP_NUM_THREADS=1 PYTHONPATH=.. ../$(BIN)/python -m chaos
 
 bench: venv
 	@$(BIN)/python benchmarks/bench.py

@@ -104,6 +104,9 @@ class ResidentEffects:
         ready = {"memory": self._memory_back, "disk": self._disk_free, "network": self._network_there}[what]
         end = time.monotonic() + seconds
         why = ready()
+        if why is not None and what != "memory":
+            # Room is made by a person, and a wait may take hours: they are told what is missing, at once.
+            self.tell(f"waits for {what}", f"{why}; it is started again once that has changed")
         while why is not None:
             if time.monotonic() > end:
                 raise EffectFailed(f"{what} was waited for {seconds:.0f} s: {why}", str(self._layout.root), "")

@@ -1,6 +1,7 @@
 """A foreign trainer that saves (with a manifest), resumes from the newest checkpoint, and fails as CONTROL asks.
 
-A file `at<N>-<what>` in CONTROL makes it fail at step N, once: kill, segv, nan, hang, raise:<message>.
+A file `at<N>-<what>` in CONTROL makes it fail at step N, once: kill, segv, hang, raise:<message>; `always-<what>` each
+time, from the step on that stands in it. tests/chaos/faulty.py is this trainer with more ways to fail (CAUSES).
 """
 
 import faulthandler
@@ -15,6 +16,7 @@ import time
 faulthandler.register(signal.SIGUSR2)
 control, saves = pathlib.Path(os.environ["CONTROL"]), pathlib.Path(os.environ["SAVE"])
 stopping = []
+CAUSES, LOSS = globals().get("CAUSES", {}), globals().get("LOSS", [])
 signal.signal(signal.SIGTERM, lambda *_: stopping.append(1))
 
 
@@ -31,6 +33,10 @@ def save(step):
 
 def fail(what):
     print("about to", what, flush=True)
+    cause, _, rest = what.partition("=")
+    if cause in CAUSES:
+        CAUSES[cause](rest)
+        return
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "segv":
@@ -58,7 +64,8 @@ total = int(os.environ.get("TOTAL", "100000"))
 while step < total and not stopping:
     step += 1
     time.sleep(0.03)
-    print(f"it {step:,} of {total:,} loss={5 / step:.4f}", flush=True)
+    loss = LOSS[-1] if LOSS else 5 / step
+    print(f"it {step:,} of {total:,} loss={loss:.4f}", flush=True)
     for file in list(control.iterdir()):
         at, _, what = file.name.partition("-")
         if at == f"at{step}":
