@@ -46,7 +46,7 @@ bench: venv
 	@$(BIN)/python benchmarks/bench.py
 
 trainer-chaos: venv
-	@$(BIN)/python tests/trainer/chaos.py $(CHAOS)
+	@$(BIN)/python tests/trainer/trainer_chaos.py $(CHAOS)
 
 lab-packages:
 	@bash .ci/lab-packages

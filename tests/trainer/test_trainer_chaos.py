@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chaos import HANGS, KILLS, SAMPLES, options, storm  # type: ignore[import-not-found]
 from pipeline_support import Run, worker_pid, write_samples  # type: ignore[import-not-found]
+from trainer_chaos import HANGS, KILLS, SAMPLES, options, storm  # type: ignore[import-not-found]
 
 pytestmark = pytest.mark.slow
 
