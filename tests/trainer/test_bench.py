@@ -25,7 +25,7 @@ def bench() -> ModuleType:
 
 def test_every_benchmark_of_the_folder_is_in_the_list(bench: ModuleType) -> None:
     there = {file.name for file in FOLDER.glob("*.py")}
-    assert there <= {case.words[0] for case in bench.CASES} | bench.HELPERS
+    assert there == {case.words[0] for case in bench.CASES} | bench.HELPERS
     readme = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert not [name for name in there - bench.HELPERS if f"benchmarks/{name}" not in readme]
 
