@@ -8,11 +8,12 @@ import signal
 import time
 from pathlib import Path
 
-_SUPERVISORS = (b"loop", b"repair")
+#: A wrapper sees to it that somebody watches when its trainer has ended.
+_SUPERVISORS = (b"loop", b"repair", b"wrap", b"start")
 
 
 def end_supervisors(root: Path) -> None:
-    """Kills the resident's loop, its guard and its passes, until none is left; to be called first."""
+    """Kills the resident's loop, its guard, its passes and wrappers, until none is left; to be called first."""
     for _ in range(100):
         found = [pid for pid, words in _processes() if str(root).encode() in words and set(words) & set(_SUPERVISORS)]
         if not found:
