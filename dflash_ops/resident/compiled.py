@@ -21,7 +21,7 @@ def place_beside(pyz: str) -> str:
 
 
 def write_compiled(path: str, pyz: bytes) -> None:
-    """Compile all modules of a zipapp into a new file, onto the disk.
+    """Compile all modules of a zipapp into a new file, onto the disk, with the data that lies beside them.
 
     Raises:
         OSError: it cannot be written.
@@ -33,5 +33,7 @@ def write_compiled(path: str, pyz: bytes) -> None:
                     code = compile(source.read(name), name, "exec", dont_inherit=True)
                     # no flags, time and size of a source: there is none in this archive to compare with
                     target.writestr(f"{name}c", MAGIC_NUMBER + bytes(12) + marshal.dumps(code))
+                elif name.endswith(".json"):
+                    target.writestr(name, source.read(name))  # a module that comes from here looks for its data here
         file.flush()
         os.fsync(file.fileno())

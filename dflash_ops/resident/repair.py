@@ -32,7 +32,7 @@ from dflash_ops.contracts import (
     from_dict,
     to_dict,
 )
-from dflash_ops.errors import ContractError, JobBusy
+from dflash_ops.errors import ContractError, DflashError, JobBusy
 from dflash_ops.resident import attempts, daemon, journal, lease, playbooks
 from dflash_ops.resident.answer import say
 from dflash_ops.resident.effects import ResidentEffects
@@ -62,7 +62,11 @@ def main(args: list[str]) -> int:
     given = json.loads(raw) if raw.strip() else {}
     clean_environment()
     findings = [from_dict(Finding, f, "findings") for f in given.get("findings", ())]
-    passed = one_pass(layout, dict(given.get("secrets") or {}), findings, _to_log, str(given.get("state", "")))
+    try:
+        passed = one_pass(layout, dict(given.get("secrets") or {}), findings, _to_log, str(given.get("state", "")))
+    except DflashError as error:
+        _to_log(f"a pass of the supervisor failed: {error}")
+        raise
     say({"schema": 1, "decision": to_dict(passed)})
     return 0
 

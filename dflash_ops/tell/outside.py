@@ -14,7 +14,8 @@ from pathlib import Path
 
 from dflash_ops.contracts import LIVE_STATES, Decision, Outcome, Verdict, to_dict
 from dflash_ops.errors import DflashError
-from dflash_ops.hosts.base import Host
+from dflash_ops.hosts.base import Completed, Host
+from dflash_ops.hosts.lxc import CLEAN
 from dflash_ops.hosts.pct import status_of
 from dflash_ops.inventory import Job
 from dflash_ops.resident import journal
@@ -45,16 +46,19 @@ class Container:
     def command(self) -> str:
         return f"pct start {self.id} (on {self._via.name})"
 
+    def _pct(self, word: str, seconds: float) -> Completed:
+        return self._via.run(["env", "-i", *CLEAN, "pct", word, str(self.id)], deadline=seconds)
+
     def start(self) -> str | None:
         """Start it if it is stopped at this moment; why not, None where it was started.
 
         Raises:
             HostError: the Proxmox host cannot be asked.
         """
-        status = status_of(self._via.run(["pct", "status", str(self.id)], deadline=STATUS_S).text)
+        status = status_of(self._pct("status", STATUS_S).text)
         if status != "stopped":
             return f"pct says that it is {status or 'unknown'}, not stopped"
-        done = self._via.run(["pct", "start", str(self.id)], deadline=START_S)
+        done = self._pct("start", START_S)
         said = (done.error_text.strip() or done.text.strip())[:300]
         return None if done.rc == 0 else f"pct start ended with {done.rc}: {said}"
 

@@ -16,6 +16,7 @@ from resident_lab import Lab, wait_for
 from dflash_ops.contracts import State, dumps
 from dflash_ops.deploy.zipapp import build_resident, resident_bytes
 from dflash_ops.resident import daemon, proc
+from dflash_ops.resident.compiled import place_beside, write_compiled
 
 SYSTEM = "/usr/bin/python3"
 
@@ -43,6 +44,19 @@ def test_what_is_in_it_stands_alone(pyz: Path) -> None:
                     top = module.split(".")[0]
                     assert top in sys.stdlib_module_names | {"dflash_ops", "libtmux"}, (name, module)
                     assert top != "tomllib", name
+
+
+def test_its_compiled_form_answers_as_it_does(one: Lab, pyz: Path) -> None:
+    """What is read beside the modules (the playbooks) is there as well: without it nothing is ever repaired."""
+    folder = one.root / "resident"
+    folder.mkdir()
+    shutil.copy(pyz, folder / "x.pyz")
+    write_compiled(place_beside(str(folder / "x.pyz")), pyz.read_bytes())
+    one.pyz = folder / "x.pyz"
+    one.start()
+    one.stepping()
+    assert one.ok("repair")["decision"]["verdict"] == "none"
+    one.ok("stop")
 
 
 def _imports(tree: ast.AST) -> list[str]:
