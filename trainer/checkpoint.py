@@ -143,6 +143,8 @@ def choose(folder: Path, resume: str) -> Checkpoint | None:
             chosen = folder / resume
         if not chosen.is_dir():
             raise CheckpointError("there is no such checkpoint", str(chosen), _advice(folder, there))
+        if step_of(chosen) < 0 and not (chosen / MANIFEST).exists():
+            raise CheckpointError("this folder is no checkpoint", str(chosen), _advice(folder, there))
     try:
         return verify(chosen)
     except CheckpointError as error:

@@ -206,7 +206,9 @@ class _Maker:
             return Path(self.config.chat_template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"the chat template cannot be read: {error}", f"data.chat_template = {self.config.chat_template}"
+                f"the chat template cannot be read: {error}",
+                f"data.chat_template = {self.config.chat_template}",
+                "name a text file with a Jinja template",
             ) from error
 
     def keep(self, file: Path) -> tuple[str, ...]:

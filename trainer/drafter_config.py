@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -233,8 +234,8 @@ class DrafterConfig:
         dflash = config.get("dflash_config")
         if not isinstance(dflash, Mapping):
             raise ConfigError("the drafter's config has no dflash_config", "config.json: dflash_config")
-        layers = int(_key(config, "num_hidden_layers"))
-        types = tuple(config.get("layer_types") or (FULL,) * layers)
+        layers = _whole(_key(config, "num_hidden_layers"), "num_hidden_layers")
+        types = tuple(str(kind) for kind in _listed(config.get("layer_types") or [FULL] * layers, "layer_types"))
         sliding = SLIDING in types
         causal = dflash.get("causal", config.get("is_causal", True))
         if "is_causal" in config and bool(config["is_causal"]) != bool(causal):
@@ -245,26 +246,34 @@ class DrafterConfig:
             )
         if config.get("attention_bias"):
             raise ConfigError("a drafter with attention biases is not supported", "config.json: attention_bias")
-        hidden, heads = int(_key(config, "hidden_size")), int(_key(config, "num_attention_heads"))
+        hidden, heads = (
+            _whole(_key(config, "hidden_size"), "hidden_size"),
+            _whole(_key(config, "num_attention_heads"), "num_attention_heads"),
+        )
         rope = _rope_of(config)
         return cls(
             hidden_size=hidden,
-            intermediate_size=int(_key(config, "intermediate_size")),
+            intermediate_size=_whole(_key(config, "intermediate_size"), "intermediate_size"),
             num_hidden_layers=layers,
             num_attention_heads=heads,
-            num_key_value_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or hidden // heads),
-            vocab_size=int(_key(config, "vocab_size")),
-            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-            rope_theta=float(rope["rope_theta"]),
+            num_key_value_heads=_whole(config.get("num_key_value_heads") or heads, "num_key_value_heads"),
+            head_dim=_whole(config.get("head_dim") or hidden // heads, "head_dim"),
+            vocab_size=_whole(_key(config, "vocab_size"), "vocab_size"),
+            rms_norm_eps=_positive(config.get("rms_norm_eps", 1e-6), "rms_norm_eps"),
+            rope_theta=rope["rope_theta"],
             rope_parameters=rope,
-            max_position_embeddings=int(_key(config, "max_position_embeddings")),
-            block_size=int(_key(config, "block_size")),
-            mask_token_id=int(_key(dflash, "mask_token_id", "dflash_config.")),
-            target_layer_ids=tuple(int(i) for i in _key(dflash, "target_layer_ids", "dflash_config.")),
-            num_target_layers=int(_key(config, "num_target_layers")),
+            max_position_embeddings=_whole(_key(config, "max_position_embeddings"), "max_position_embeddings"),
+            block_size=_whole(_key(config, "block_size"), "block_size"),
+            mask_token_id=_whole(_key(dflash, "mask_token_id", "dflash_config."), "dflash_config.mask_token_id", 0),
+            target_layer_ids=tuple(
+                _whole(i, "dflash_config.target_layer_ids", 0)
+                for i in _listed(_key(dflash, "target_layer_ids", "dflash_config."), "dflash_config.target_layer_ids")
+            ),
+            num_target_layers=_whole(_key(config, "num_target_layers"), "num_target_layers"),
             layer_types=types,
-            sliding_window=int(config["sliding_window"]) if sliding and config.get("sliding_window") else None,
+            sliding_window=(
+                _whole(config["sliding_window"], "sliding_window") if sliding and config.get("sliding_window") else None
+            ),
             causal=bool(causal) and sliding,
         )
 
@@ -291,9 +300,13 @@ def rope_theta(text: Any) -> float:
 
 
 def _rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    new = dict(config.get("rope_parameters") or {})
-    old_theta, old_scaling = config.get("rope_theta"), dict(config.get("rope_scaling") or {})
-    if "rope_theta" in new and old_theta is not None and float(new["rope_theta"]) != float(old_theta):
+    new, old_scaling = _table(config, "rope_parameters"), _table(config, "rope_scaling")
+    old_theta = config.get("rope_theta")
+    if old_theta is not None:
+        old_theta = _positive(old_theta, "rope_theta")
+    if "rope_theta" in new:
+        new["rope_theta"] = _positive(new["rope_theta"], "rope_parameters.rope_theta")
+    if "rope_theta" in new and old_theta is not None and new["rope_theta"] != old_theta:
         raise ConfigError(
             f"rope_theta is {old_theta}, but rope_parameters says {new['rope_theta']}",
             "config.json: rope_theta",
@@ -304,7 +317,7 @@ def _rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
     if "rope_theta" not in rope:
         if old_theta is None:
             raise ConfigError("the drafter's config names no RoPE base", "config.json: rope_theta")
-        rope["rope_theta"] = float(old_theta)
+        rope["rope_theta"] = old_theta
     return rope
 
 
@@ -324,3 +337,28 @@ def _key(config: Mapping[str, Any], name: str, prefix: str = "") -> Any:
     if config.get(name) is None:
         raise ConfigError(f"the drafter's config has no {prefix}{name}", f"config.json: {prefix}{name}")
     return config[name]
+
+
+def _whole(value: Any, key: str, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{key} is {value!r}, no whole number of at least {least}", f"config.json: {key}")
+    return value
+
+
+def _positive(value: Any, key: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ConfigError(f"{key} is {value!r}, no number above 0", f"config.json: {key}")
+    return float(value)
+
+
+def _listed(value: Any, key: str) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{key} is {value!r}, no list", f"config.json: {key}")
+    return list(value)
+
+
+def _table(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = config.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{key} is {value!r}, no object", f"config.json: {key}")
+    return dict(value)

@@ -55,7 +55,7 @@ class Encoder:
         self.ends = ends if own is None else ends | {own}
         self._folder = folder
         self._last_only = config.turns == "last"
-        self._text, self._options = template, options
+        self._text, self._options, self._file = template, options, config.chat_template
         self._template: ChatTemplate | None = None
 
     def check_vocabulary(self, vocab_size: int, target: Path) -> None:
@@ -101,7 +101,8 @@ class Encoder:
             from trainer.chat import ChatTemplate
 
             text = self._text if self._text is not None else self._own()
-            self._template = ChatTemplate(self.tokenizer, text, self._options, str(self._folder))
+            where = str(self._folder) if self._text is None else f"data.chat_template = {self._file}"
+            self._template = ChatTemplate(self.tokenizer, text, self._options, where)
         return self._template
 
     def _own(self) -> str:

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from trainer.drafter import Drafter
-from trainer.drafter_config import DrafterConfig
+from trainer.drafter_config import ARCHITECTURE, DrafterConfig
 from trainer.errors import CheckpointError, ConfigError
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+
+_DRAFTER_NEXT = "give the folder of an exported or published drafter"
 
 
 def drafter_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
@@ -54,7 +56,7 @@ def export_drafter(
 
     out = Path(out_dir)
     _check_state({k: tuple(v.shape) for k, v in drafter_state.items()}, config, str(out))
-    if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (out / WEIGHTS_FILE).exists())):
+    if out.exists() and not _replaceable(out):
         raise ConfigError("the output folder exists and is no earlier export", str(out), "name another folder")
     weights = {k: v.detach().to("cpu", dtype or v.dtype).contiguous().clone() for k, v in drafter_state.items()}
     written = next(iter(weights.values())).dtype
@@ -87,6 +89,22 @@ def export_drafter(
     return out
 
 
+def _replaceable(out: Path) -> bool:
+    """Whether nothing is lost with this folder but an earlier export: a target has the same two file names."""
+    if not out.is_dir():
+        return False
+    names = {file.name for file in out.iterdir()}
+    if not names:
+        return True
+    if names != {CONFIG_FILE, WEIGHTS_FILE}:
+        return False
+    try:
+        described = json.loads((out / CONFIG_FILE).read_text(encoding="utf-8"))
+        return ARCHITECTURE in described["architectures"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # whatever it is, it was not written here
+
+
 def load_drafter(folder: str | Path) -> tuple[DrafterConfig, dict[str, Tensor]]:
     """Reads a drafter, ours or a published one, and checks it against its own config.
 
@@ -104,12 +122,16 @@ def load_drafter(folder: str | Path) -> tuple[DrafterConfig, dict[str, Tensor]]:
     try:
         described = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError("no config.json: this is not a drafter's folder", str(folder)) from None
+        raise ConfigError("no config.json: this is not a drafter's folder", str(folder), _DRAFTER_NEXT) from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"config.json cannot be read: {error}", str(folder / CONFIG_FILE)) from error
+        raise ConfigError(f"config.json cannot be read: {error}", str(folder / CONFIG_FILE), _DRAFTER_NEXT) from error
     if not isinstance(described, dict):
-        raise ConfigError("config.json is not an object", str(folder / CONFIG_FILE))
-    config = DrafterConfig.from_hf(described)
+        raise ConfigError("config.json is not an object", str(folder / CONFIG_FILE), _DRAFTER_NEXT)
+    try:
+        config = DrafterConfig.from_hf(described)
+    except ConfigError as error:
+        spot = error.where if error.where.startswith(CONFIG_FILE) else f"{CONFIG_FILE}: {error.where}"
+        raise ConfigError(error.what, str(folder / spot), error.next or "give a drafter as it was published") from error
     weights = folder / WEIGHTS_FILE
     try:
         index = folder / INDEX_FILE
@@ -119,7 +141,9 @@ def load_drafter(folder: str | Path) -> tuple[DrafterConfig, dict[str, Tensor]]:
         else:
             state = load_file(str(weights))
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"the drafter's weights cannot be read: {error}", str(weights)) from error
+        raise CheckpointError(
+            f"the drafter's weights cannot be read: {error}", str(weights), "copy or export the drafter again"
+        ) from error
     _check_state({k: tuple(v.shape) for k, v in state.items()}, config, str(weights))
     return config, state
 

@@ -194,7 +194,8 @@ def check_features(folder: Path, wanted: Identity) -> Manifest:
 
 def mend(folder: Path) -> str:
     """What to do about a damaged shard."""
-    return f"remove that file and call `python -m trainer features --out {folder}` again: it writes what is missing"
+    again = f"python -m trainer features --config RUN.toml --out {folder}"
+    return f"remove that file and call `{again}` again: it writes what is missing"
 
 
 def identity_of(target: TargetFacts, drafter: DrafterConfig, index: DataIndex, config: RunConfig) -> Identity:

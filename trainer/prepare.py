@@ -32,13 +32,15 @@ WHOLE_SCAN_BYTES = 200 << 20
 _PART_LINES = 1000
 #: What a drafter that is gone on from decides, since [drafter] has no keys for it.
 _WIDTHS = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-#: The drafter's config and [drafter] have different names for it.
-_KEYS = {
-    "num_hidden_layers": "layers",
-    "dflash_config.mask_token_id": "mask_token_id",
-    "dflash_config.target_layer_ids": "layer_ids",
-}
 _OF_START = ("rope_theta", "rope_parameters", "rms_norm_eps", "max_position_embeddings")
+#: Fields of a drafter's geometry -> the key that decides them, and what to do.
+_AS_IN_RUN_TOML = {
+    "num_hidden_layers": ("drafter.layers", "at least 1"),
+    "target_layer_ids": ("drafter.layer_ids", "name different layers, counted from 0"),
+    "mask_token_id": ("drafter.mask_token_id", "name a token of the target's vocabulary that its text does not use"),
+    "taps": ("drafter.taps", "ask for fewer"),
+    "full_layers": ("drafter.full_layers", "at most drafter.layers"),
+}
 
 
 @dataclass(frozen=True)
@@ -102,9 +104,10 @@ def drafter_geometry(config: RunConfig, target: TargetFacts, start: DrafterConfi
         kept = {name: getattr(start, name) for name in _OF_START}
         return replace(asked, **kept, causal=start.causal and SLIDING in asked.layer_types)
     except ConfigError as error:
-        key = f"drafter.{_KEYS.get(error.where, error.where)}"
-        what = key + error.what.removeprefix(error.where) if error.where in _KEYS else error.what
-        raise ConfigError(what, f"{key}, target {target.path}", error.next) from error
+        spot = error.where.rpartition(".")[2]  # the name of the field, with or without its table
+        name, fix = _AS_IN_RUN_TOML.get(spot, (f"drafter ({error.where})", "correct [drafter] or target.path"))
+        what = error.what.removeprefix(f"{error.where}: ")
+        raise ConfigError(what, f"{name}, target {target.path}", error.next or fix) from error
 
 
 def prepare(

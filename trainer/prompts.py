@@ -145,6 +145,16 @@ def tokenize(
     return out
 
 
+def unusable_prompts(bad: Sequence[str], where: str) -> DataError:
+    """The error for prompts that `tokenize` found bad, the first ten named."""
+    rest = f"\n  and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+    return DataError(
+        f"{len(bad)} prompt{'s' if len(bad) > 1 else ''} cannot be used:\n  " + "\n  ".join(bad[:_NAMED]) + rest,
+        where,
+        "mend them, lower --max-new, or leave them out with --skip-bad",
+    )
+
+
 def _fault(ids: Sequence[int], place: str, vocab_size: int, longest: int) -> DataError | None:
     if not ids:
         return DataError("the prompt has no tokens", place, "remove the line")
@@ -197,14 +207,16 @@ def load_tokenizer(target: Path) -> Any:
     """The tokenizer in the target's folder; ConfigError if there is none."""
     from transformers import AutoTokenizer
 
+    if not target.is_dir():
+        raise ConfigError("there is no such folder of a tokenizer", str(target), "give a folder with a tokenizer.json")
     try:
         return AutoTokenizer.from_pretrained(str(target), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
-            f"the target's tokenizer cannot be loaded: {first}",
+            f"the tokenizer cannot be loaded: {first}",
             str(target),
-            "put its tokenizer.json there, or give prompts as input_ids",
+            "put the target's tokenizer.json there, or give input_ids",
         ) from error
 
 

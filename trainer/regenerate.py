@@ -16,13 +16,13 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from trainer.errors import ConfigError, DataError
 from trainer.output_file import heal, lock
-from trainer.prompts import end_tokens, read_prompts, tokenize
+from trainer.prompts import end_tokens, read_prompts, tokenize, unusable_prompts
 
 if TYPE_CHECKING:
     from trainer.target import Target
@@ -144,7 +144,8 @@ def regenerate(
         progress: called after each forward with (lines in the file, new tokens of this call so far).
 
     Returns:
-        The plan as found at the start (`done == total`: nothing had to be done, and torch was not even imported).
+        The plan as found at the start (`done == total`: nothing had to be done, and torch was not even imported), less
+        the prompts that proved unusable as tokens.
 
     Raises:
         ConfigError: arguments, a folder that is no target, a busy output, an output made from something else.
@@ -172,8 +173,9 @@ def regenerate(
         if planned is not None:
             planned(plan)
         if done < len(found):
-            work = _Work(target_dir, prompts_file, max_new, batch, dtype, device, template_options)
-            work.run(found, file, done, out, progress)
+            work = _Work(target_dir, prompts_file, max_new, batch, dtype, device, skip_bad, template_options)
+            unusable = work.run(found, file, done, out, progress)
+            plan = replace(plan, total=len(found) - len(unusable), skipped=(*plan.skipped, *unusable))
     return plan
 
 
@@ -185,6 +187,7 @@ class _Work:
     batch: int
     dtype: str
     device: str
+    skip_bad: bool
     template_options: Mapping[str, Any] | None
 
     def run(
@@ -194,7 +197,8 @@ class _Work:
         done: int,
         out: Path,
         progress: Callable[[int, int], None] | None,
-    ) -> None:
+    ) -> list[str]:
+        """Answers what is not answered yet; what is wrong with the prompts that were left out."""
         import torch
 
         from trainer.target import load_target
@@ -202,15 +206,21 @@ class _Work:
         target = load_target(self.target_dir, dtype=getattr(torch, self.dtype), device=self.device)
         eos_ids = end_tokens(self.target_dir)
         room = int(getattr(target.config, "max_position_embeddings", 1 << 31))
+        unusable: list[str] = []
         prompts = tokenize(
             found,
             self.target_dir,
             self.prompts_file,
             vocab_size=target.vocab_size,
             longest=room - self.max_new,
+            bad=unusable,
             template_options=self.template_options,
         )
-        prompts = [prompts[i] for i in sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))]
+        if unusable and not self.skip_bad:
+            raise unusable_prompts(unusable, str(self.prompts_file))
+        prompts = sorted((ids for ids in prompts if ids), key=len)  # stable: equal lengths stay in the file's order
+        if not prompts:
+            raise unusable_prompts(unusable, str(self.prompts_file))
         _check_start(file, done, prompts, out)
         tokens, written = 0, done
 
@@ -232,6 +242,7 @@ class _Work:
             written = stop
             if progress is not None:
                 progress(written, tokens)
+        return unusable
 
 
 def _line(prompt: Sequence[int], response: Sequence[int]) -> bytes:

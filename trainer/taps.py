@@ -33,6 +33,6 @@ def tap_layer_ids(num_target_layers: int, taps: int) -> list[int]:
         raise ConfigError(
             f"a target of {num_target_layers} layers has no {taps} different tapped layers",
             "taps",
-            f"ask for at most {most}, or name the layers in layer_ids",
+            f"ask for at most {most}, or name the layers in drafter.layer_ids",
         )
     return ids

@@ -162,6 +162,23 @@ class _Taps:
         self._seen = {}
 
 
+def usable_device(device: torch.device | str) -> None:
+    """
+    Raises:
+        ConfigError: no name of a device, or one that this machine (or this torch) does not have.
+    """
+    fix = "cpu, or a GPU of this machine such as cuda:0"
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        raise ConfigError(f"{str(device)!r} is no device", "device", fix) from None
+    if wanted.type == "cpu":
+        return
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted.type != "cuda" or (wanted.index or 0) >= there:
+        raise ConfigError(f"{device} is asked for, {there} GPUs can be used here", "device", fix)
+
+
 def load_target(path: str | Path, *, dtype: torch.dtype, device: torch.device | str) -> Target:
     """Loads the language part of a Hugging Face folder, frozen, in evaluation mode.
 
@@ -169,12 +186,13 @@ def load_target(path: str | Path, *, dtype: torch.dtype, device: torch.device | 
     GPU; without it they pass through host memory.
 
     Raises:
-        ConfigError: no such folder, an unknown architecture, weights that are missing or do not fit.
+        ConfigError: no such folder or device, an unknown architecture, weights that are missing or do not fit.
     """
     import transformers
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
+    usable_device(device)
     # A config.json that contradicts itself has an exception of its own, which is none of the usual ones.
     refusals = (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError, StrictDataclassError)
     config = read_config(Path(path))

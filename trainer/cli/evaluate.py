@@ -118,7 +118,7 @@ def _tokenised(sets: list[PromptSet], target: Path, vocab_size: int, longest: in
         DataError: prompts that cannot be used, all of them named (ten at most); or a set without any left.
     """
     from trainer.errors import DataError
-    from trainer.prompts import tokenize
+    from trainer.prompts import tokenize, unusable_prompts
 
     bad: list[str] = []
     for one in sets:
@@ -130,12 +130,7 @@ def _tokenised(sets: list[PromptSet], target: Path, vocab_size: int, longest: in
         if not kept and skip_bad:
             raise DataError("no prompt of this file can be used", str(one.file), "\n  ".join(faults[:_NAMED]))
     if bad and not skip_bad:
-        rest = f"\n  and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
-        raise DataError(
-            f"{len(bad)} prompts cannot be used:\n  " + "\n  ".join(bad[:_NAMED]) + rest,
-            "--prompts",
-            "mend them, lower --max-new, or leave them out with --skip-bad",
-        )
+        raise unusable_prompts(bad, "--prompts")
     return bad
 
 

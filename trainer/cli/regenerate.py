@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
 
     start = time.monotonic()
     if (args.target is None) == (args.server is None):
-        raise ConfigError("one of --target and --server is needed", "regenerate", "name who is to answer")
+        raise ConfigError("exactly one of --target and --server is needed", "regenerate", "name who is to answer")
     strangers = [
         f"--{n.replace('_', '-')}" for n in (_SERVER if args.target else _LOCAL) if getattr(args, n) is not None
     ]
@@ -153,6 +153,9 @@ def _local(args: argparse.Namespace, shown: _Shown) -> dict[str, Any]:
         planned=planned,
         progress=shown.progress,
     )
+    for fault in plan.skipped[len(shown.plan.skipped) if shown.plan else 0 :]:
+        print(f"left out: {fault}", file=sys.stderr)
+    shown.plan = plan
     return {"made": plan.total - plan.done}
 
 

@@ -33,13 +33,20 @@ def main(args: argparse.Namespace) -> int:
             "--devices",
             "at least one of each, and a device for each process",
         )
+    if args.out.exists() and not args.out.is_dir():
+        raise ConfigError("this is no folder", str(args.out), "name a new one with --out")
     if args.out.exists() and any(args.out.iterdir()):
         raise ConfigError("the folder is not empty", str(args.out), "name a new one with --out")
     begin = time.monotonic()
     config = load_config(args.config) if args.config is not None else None
     out = args.out.absolute()
-    file = make(out, config, devices[: args.targets], devices[args.targets :])
-    (out / "attempt").mkdir()
+    try:
+        file = make(out, config, devices[: args.targets], devices[args.targets :])
+        (out / "attempt").mkdir()
+    except OSError as error:
+        raise ConfigError(
+            f"the scratch folder cannot be written: {error}", str(out), "name another with --out"
+        ) from error
     code = run(
         argparse.Namespace(
             config=file, out=out / "attempt", checkpoints=out / "checkpoints", resume="none", overrides=[]
