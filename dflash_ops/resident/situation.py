@@ -7,6 +7,7 @@ further.
 
 from __future__ import annotations
 
+import math
 import re
 import resource
 import time
@@ -19,6 +20,7 @@ from dflash_ops.resident import attempts, checkpoints, evidence, proc, releases
 from dflash_ops.resident.attempts import Attempt
 from dflash_ops.resident.lease import TTL_S
 from dflash_ops.supervise.ledger import by_supervisor
+from dflash_ops.supervise.problem import NAN
 from dflash_ops.supervise.situation import CheckpointSeen, Situation
 from dflash_ops.supervise.stacks import odd
 from dflash_ops.triage import Triage
@@ -55,9 +57,11 @@ def gather(
     diagnosis = None
     if texts is not None and last.spec is not None and not missing:
         diagnosis = diagnose_attempt(triage, texts, finished_rc=last.spec.finished_rc, progress=last.spec.progress)
-    found, fault = _checkpoints(layout) if judged else ((), "")
+    # A living run that has lost its loss is to go back too.
+    looked_into = judged or any(f.name == NAN for f in findings)
+    found, fault = _checkpoints(layout, _good_until(findings)) if looked_into else ((), "")
     missing += [fault] if fault else []
-    stacks, failed = _stacks(last, ledger) if judged else (None, "")
+    stacks, failed = _stacks(last, ledger) if looked_into else (None, "")
     different = odd(stacks) if stacks is not None else None
     spec, base = last.spec, persons_job(layout)
     return Situation(
@@ -88,6 +92,7 @@ def gather(
         device=_device(last, diagnosis, snapshot),
         previous_release=_previous(layout),
         nofile=_nofile(last),
+        nan=_is_nan(snapshot),
     )
 
 
@@ -135,7 +140,18 @@ def _resumed(texts: Evidence | None) -> int | None:
     return int(found[-1]) if found else None
 
 
-def _checkpoints(layout: Layout) -> tuple[tuple[CheckpointSeen, ...], str]:
+def _is_nan(snapshot: Snapshot) -> bool:
+    loss = snapshot.progress.loss if snapshot.progress is not None else None
+    return loss is not None and not math.isfinite(loss)
+
+
+def _good_until(findings: Sequence[Finding]) -> float:
+    """The newest step whose checkpoint may be gone back to, as far as the loss tells."""
+    return min((f.numbers.get("last_good_step", math.inf) for f in findings if f.name == NAN), default=math.inf)
+
+
+def _checkpoints(layout: Layout, until: float) -> tuple[tuple[CheckpointSeen, ...], str]:
+    """All of them, newest first; verified from step `until` on down to the first that is whole."""
     folder = checkpoints.folder_of(layout)
     try:
         listed = checkpoints.listing(folder)
@@ -143,7 +159,7 @@ def _checkpoints(layout: Layout) -> tuple[tuple[CheckpointSeen, ...], str]:
         good = False
         for one in listed:
             verified: bool | None = None
-            if not good:
+            if not good and one.step <= until:
                 verified = checkpoints.listing(folder, verify=True, layout=layout, steps=[one.step])[0].verified
                 good = bool(verified)
             seen.append(CheckpointSeen(one.step, str(one.path), verified))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dflash_ops.contracts import RULES, Action, Ledger, Overlay, State, forbidden
+from dflash_ops.contracts import LIVE_STATES, RULES, Action, Ledger, Overlay, State, forbidden
 from dflash_ops.supervise.problem import Problem, Step
 from dflash_ops.supervise.remedies import Change, NotAvailable, concrete, env_of
 from dflash_ops.supervise.situation import CheckpointSeen, Situation
@@ -85,12 +85,24 @@ def _earlier(problem: Problem, situation: Situation) -> dict[str, Any] | NotAvai
     newest = situation.checkpoints[0]
     if not _damaged(problem) and problem.step is not None:
         # Saved before it went wrong: nothing of it is in there.
-        good = next((c for c in situation.checkpoints if c.verified and c.step < problem.step), None)
-        return _from(good) if good is not None else NotAvailable(f"no checkpoint before step {problem.step} verifies")
+        before = _went_wrong(problem, situation)
+        if before is None:
+            return NotAvailable("at which step the loss was lost is not known")
+        good = next((c for c in situation.checkpoints if c.verified and c.step < before), None)
+        return _from(good) if good is not None else NotAvailable(f"no checkpoint before step {before} verifies")
     if _damaged(problem) and newest.verified:
         return NotAvailable(f"the newest checkpoint, step {newest.step}, verifies: what is damaged is another file")
     good = next((c for c in situation.checkpoints[1:] if c.verified and c.step < newest.step), None)
     return _from(good) if good is not None else NotAvailable("no older checkpoint verifies")
+
+
+def _went_wrong(problem: Problem, situation: Situation) -> int | None:
+    """The first step that may be wrong; a living run has gone on since, and has saved what is wrong."""
+    found = next((f for f in situation.findings if f.name == problem.kind), None)
+    if found is None or situation.state not in LIVE_STATES:
+        return problem.step
+    good = found.numbers.get("last_good_step")
+    return int(good) + 1 if good is not None else None
 
 
 def _fresh(problem: Problem, situation: Situation) -> dict[str, Any] | NotAvailable:

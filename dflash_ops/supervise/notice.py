@@ -13,7 +13,7 @@ from dflash_ops.contracts import LIVE_STATES, Case, Decision, Ledger, Outcome, S
 from dflash_ops.supervise.decide import PENDING_S, told_key
 from dflash_ops.supervise.gates import closed
 from dflash_ops.supervise.ledger import passed
-from dflash_ops.supervise.problem import Problem, own_problem, passing
+from dflash_ops.supervise.problem import NAN, Problem, own_problem, passing
 from dflash_ops.supervise.situation import Situation
 from dflash_ops.triage.playbook import Playbooks
 
@@ -116,6 +116,8 @@ def _progress(s: Situation, ledger: Ledger) -> tuple[Note, ...]:
     """
     if s.step is None or s.state not in (*LIVE_STATES, State.CRASHED) or s.attempt is None:
         return ()
+    if s.nan or any(f.name == NAN for f in s.findings):
+        return ()  # steps of a run that has lost its loss prove nothing
     notes: list[Note] = []
     step = s.step
     open_ids = (ledger.pending, ledger.awaiting)

@@ -48,6 +48,7 @@ class Situation:
         device: of the diagnosis' entity, the device to leave out (`cuda:3`), "" where none is named.
         previous_release: what ran before, None where there is none.
         nofile: (soft, hard) limit of open files.
+        nan: the newest line's loss is no number: its step is no progress.
     """
 
     t: float
@@ -80,3 +81,4 @@ class Situation:
     device: str = ""
     previous_release: str | None = None
     nofile: tuple[int, int] | None = None
+    nan: bool = False

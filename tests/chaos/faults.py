@@ -200,6 +200,18 @@ def restores(scene: Scene) -> None:
     assert (scene.saves / "step-00000020" / "w").read_bytes() == b"cut"
 
 
+def resumed_before(step: int) -> Any:
+    """Although checkpoints of later steps are whole."""
+
+    def look(scene: Scene) -> None:
+        said = scene.one.run("logs", "--attempt", "2", "--lines", "-1").out.decode()
+        (line,) = [x for x in said.splitlines() if "event=resumed" in x]
+        assert 0 < int(line.partition("step=")[2]) < step, line
+        aside_has(f"step-{step + 5:08d}")(scene)
+
+    return look
+
+
 def stacks_show(text: str) -> Any:
     def look(scene: Scene) -> None:
         (stacks,) = (scene.one.layout.attempt(1).path / "evidence").glob("stacks-*.txt")
@@ -270,6 +282,16 @@ FAULTS: tuple[Fault, ...] = (
         ONCE,
         "held",
         files=("at35-damage=all",),
+    ),
+    Fault(
+        "NaN, goes on",
+        "the loss is NaN from step 105 on, and it goes on and saves",
+        ("nan_loss",),
+        ("dump_stacks", "resume_earlier"),
+        state="stepping",
+        files=("at105-nan",),
+        allow=("nan_loss:resume_earlier",),
+        after=resumed_before(105),
     ),
     Fault("NaN, ends", "exit 4 at step 15: the loss is NaN", ("nan_loss",), (), "held", files=("at15-nan-exit",)),
     Fault(

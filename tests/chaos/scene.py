@@ -194,7 +194,8 @@ def _outcome(scene: Scene) -> str:
 
 def story(scene: Scene) -> Seen:
     """What stands in the journal by now."""
-    states = [str(e.data["state"]) for e in scene.events("state")]
+    intended = [e.seq for e in scene.events("action_intended")][:1] or [float("inf")]
+    states = [str(e.data["state"]) for e in scene.events("state") if e.seq < intended[0]]
     ended = [s for s in states if s in ("crashed", "hung", "stopped", "finished")]
     last = states[-1] if states else ""
     return Seen(

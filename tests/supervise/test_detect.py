@@ -75,6 +75,7 @@ def test_a_loss_that_is_no_number(loss: float) -> None:
     assert finding.severity == "alarm"
     assert "step 70" in finding.text
     assert finding.since == T0 + 60
+    assert finding.numbers == {"last_good_step": 50}
 
 
 def test_null_after_numbers_is_no_number_but_a_run_without_losses_is_fine() -> None:

@@ -184,6 +184,26 @@ def test_grade_b_needs_its_line_and_says_which() -> None:
     assert newest.params["step"] == 100, "saved before it went wrong"
 
 
+def test_a_living_run_goes_back_to_before_its_loss_was_lost_and_its_own_steps_prove_nothing() -> None:
+    job = Job(Policy("act", ("nan_loss:resume_earlier",)))
+
+    def living(step: int, *findings: Finding, **more: Any) -> Situation:
+        plain = crashed(FX, checkpoints=_two(None, True), stacks=STACKS)
+        return replace(plain, state=State.STEPPING, diagnosis=None, rc=None, step=step, findings=findings, **more)
+
+    lost = Finding("nan_loss", "the loss is nan at step 130", T0, numbers={"last_good_step": 70.0})
+    unknown = job.look(living(130, replace(lost, numbers={})))
+    assert (unknown.verdict, "not known" in unknown.reason) == (Verdict.HOLD, True)
+    decision = job.look(living(130, lost))
+    assert (decision.action, decision.params["step"]) == ("resume_earlier", 50), "that of step 100 holds what is lost"
+    job.do(decision)
+    job.now += 30
+    job.look(living(140, nan=True))
+    assert job.outcomes == []
+    job.look(living(141))
+    assert job.outcomes == [("resume_earlier", "verified")]
+
+
 def test_a_diagnosis_cannot_promote_or_invent_a_step() -> None:
     forged = crashed("cuda_oom")
     assert forged.diagnosis is not None
@@ -255,7 +275,7 @@ def test_a_dump_that_could_not_be_had_does_not_block_for_ever() -> None:
 
 
 def test_nan_in_a_living_run_needs_permission_and_looks_first() -> None:
-    nan = (Finding("nan_loss", "the loss is nan at step 9", T0),)
+    nan = (Finding("nan_loss", "the loss is nan at step 9", T0, numbers={"last_good_step": 80.0}),)
     alive = replace(
         crashed(FX), state=State.STEPPING, diagnosis=None, step=90, findings=nan, checkpoints=_two(True, True)
     )

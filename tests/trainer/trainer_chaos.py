@@ -1,6 +1,6 @@
 """Kills at random, one soon after the other, while a run goes on; and what must be true of it afterwards.
 
-    python tests/trainer/chaos.py [--kills 20] [--hangs 4] [--seed 1] [--schedule fixed] [--keep]
+    python tests/trainer/trainer_chaos.py [--kills 20] [--hangs 4] [--seed 1] [--schedule fixed] [--keep]
 
 Two targets and two drafters, one run undisturbed and one that is struck. A kill is SIGKILL, SIGSEGV, SIGABRT, or a
 SIGSTOP that only `workers.timeout_s` can notice. As soon as there was progress after one the next one comes, so that a

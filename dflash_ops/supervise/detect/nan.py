@@ -1,7 +1,8 @@
 """nan_loss: the loss is no number any more.
 
 The rule: the newest progress line's loss is NaN or infinite; or it has no loss although earlier lines of the same
-attempt had one, twice in a row (JSON has no NaN: it arrives as null).
+attempt had one, twice in a row (JSON has no NaN: it arrives as null). Its number `last_good_step` is the newest step
+that was seen with a finite loss, where one was.
 """
 
 from __future__ import annotations
@@ -26,9 +27,14 @@ def detect(h: History) -> list[Finding] | Skipped:
     if not (surely or gone):
         return []
     since = newest.t
+    numbers: dict[str, float] = {}
     for p in reversed(lines):
         if p not in bad:
+            # What was saved up to here holds finite numbers; what was saved later may hold none.
+            numbers = {"last_good_step": p.step} if p.step is not None else {}
             break
         since = p.t
     shown = newest.loss if newest.loss is not None else "not a number"
-    return [Finding(NAME, f"the loss is {shown} at step {newest.step}", h.now, since, severity="alarm")]
+    return [
+        Finding(NAME, f"the loss is {shown} at step {newest.step}", h.now, since, severity="alarm", numbers=numbers)
+    ]
