@@ -112,6 +112,7 @@ class Watch:
 
         self._loaded, self._hosts, self._job, self._notify = loaded, hosts, job, notify
         self.code = 0
+        self._fault = ""
         self._at = _state_folder() / _name(loaded, job)
         self._at.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = os.open(self._at / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -132,15 +133,27 @@ class Watch:
             seen = look(host, self._job, self._below(), self._memory.seen.t if self._memory.seen else None)
         except DflashError as error:
             self.code = max(1, error.exit_code)
-            return [f"{clock(time.time())} {self._label}: cannot be judged: {error.what}"]
+            return self._once(f"cannot be judged: {error.what}")
         self._memory, news = changes(self._memory, seen)
         now = conditions(seen)
         self.code = 5 if seen.fault == "unreachable" else 1 if now else 0
-        said = self._act(seen)
-        self._save()
+        try:
+            said = self._act(seen)
+            self._save()
+        except OSError as error:  # what cannot be written down is not done, and what was said is said again
+            said = [f"nothing is done: {error.filename or self._at} cannot be written: {error.strerror}"]
+            self.code = max(1, self.code)
         self._tell(news, said)
+        self._fault = ""
         texts = [f"{clock(c.t)} {self._label}: {c.text}" for c in news]
         return [*texts, *(f"{clock(seen.t)} {self._label}: {text}" for text in said)]
+
+    def _once(self, fault: str) -> list[str]:
+        """What keeps it from judging, said once while it lasts."""
+        from dflash_ops.supervise.outside import clock
+
+        known, self._fault = self._fault == fault, fault
+        return [] if known else [f"{clock(time.time())} {self._label}: {fault}"]
 
     def row(self) -> tuple[str, str, str, str, str]:
         """Job, host, state, since, lease."""

@@ -79,7 +79,7 @@ def test_numbers_never_change_while_the_journal_grows() -> None:
 
 
 def test_another_failure_is_another_incident_unless_our_change_brought_it() -> None:
-    begin = ("attempt_started", 1, {})
+    begin: tuple[str, int, dict[str, Any]] = ("attempt_started", 1, {})
     story = [begin, crash(1, 5), named(1, 5, "a"), *deed("x", 1, 2), crash(2, 3), named(2, 3, "b")]
     changed = incidents(journal(*story, outcome("x", 2, "changed")))
     assert [(one.attempts, one.fingerprint) for one in changed] == [((1,), "a"), ((2,), "b")]

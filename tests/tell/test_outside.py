@@ -220,7 +220,21 @@ def test_what_was_said_is_known_to_the_next_run_and_two_at_once_are_refused(plac
     assert one.watch.code == 1
     (one.root / "run/snapshot.json").write_text("{")
     assert "cannot be judged" in one.look()[0]
+    assert one.look() == []
     assert one.watch.code == 6
+
+
+def test_what_cannot_be_written_down_is_not_done(place: Callable[..., Place]) -> None:
+    one = place()
+    one.is_at(State.STEPPING)
+    one.look()
+    (folder,) = (Path(os.environ["XDG_STATE_HOME"]) / "dflash-ops/supervise").iterdir()
+    (folder / "journal.jsonl").mkdir()
+    one.inside.fault = DOWN
+    said = one.look()
+    assert said[0].startswith("container stopped")
+    assert "nothing is done: " in said[1]
+    assert one.proxmox.starts == 0
 
 
 def test_once_for_cron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
