@@ -22,7 +22,7 @@ from dflash_ops.resident import journal
 from dflash_ops.supervise.decide import decide
 from dflash_ops.supervise.ledger import SUPERVISOR, rebuild
 from dflash_ops.supervise.notice import held, notice
-from dflash_ops.supervise.outside import Look, Memory, situation
+from dflash_ops.supervise.outside import STOPPED, Look, Memory, situation
 from dflash_ops.triage.playbook import Playbooks
 
 #: Seconds for `pct status`, for `pct start`, and until the container answers after it.
@@ -88,7 +88,9 @@ def outside_pass(
     if decision.verdict is not Verdict.ACT or decision.action != "start_container":
         told = held(decision)
         if told is None:
-            return []
+            # A gate is closed: said where the condition begins.
+            new = look.fault == STOPPED and memory.since.get(STOPPED) == look.t
+            return [f"nothing is done: {decision.reason}"] if new and decision.verdict is Verdict.NONE else []
         journal.append(record, told.event, actor=SUPERVISOR, attempt=told.attempt, data=told.data)
         return [f"nothing is done: {decision.reason}"]
     return _start(replace(decision, command=container.command), container, record, ask)

@@ -175,9 +175,17 @@ def test_a_container_is_never_started(why: str, place: Callable[..., Place]) -> 
     if why == "runs":
         one.proxmox.status = "running"  # by now: the word of a minute ago counts nothing
     one.inside.fault = ContainerLocked("locked by: backup", "", "") if why == "locked" else DOWN
-    for _ in range(3):
-        one.look()
+    said = [text for _ in range(3) for text in one.look()]
     assert one.proxmox.starts == 0
+    reasons = {
+        "not allowed": 'it needs allow = ["ct_down:start_container"]',
+        "stopped by a person": "is stopped: nothing to repair",
+        "never seen": "what the job did before its container stopped could not be had",
+        "seen long ago": "what the job did before its container stopped could not be had",
+        "runs": "pct says that it is running, not stopped",
+        "locked": "locked by: backup",
+    }
+    assert sum(reasons[why] in text for text in said) == 1, said
     assert one.watch.code == 1
 
 
