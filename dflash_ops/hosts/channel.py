@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from paramiko import Message
@@ -75,7 +76,8 @@ class Call:
 
     def say(self, source: Iterator[bytes], *, last: bool) -> None:
         """More input, for a call that was begun with `Held`; with `last` its end comes behind it."""
-        self._source, self._sending, self._held = source, True, not last
+        # behind what is still to be said
+        self._source, self._sending, self._held = chain(self._source, source), True, not last
 
     def turn(self, until: float) -> bool:
         """Move what can be moved, waiting no longer than the monotonic time `until`; False once all is over.

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import IO
 
 from dflash_ops.errors import UsageError
@@ -81,7 +82,7 @@ class Child:
 
     def say(self, source: Iterator[bytes], *, last: bool) -> None:
         """More input, for a child that was begun with `Held`; with `last` its end comes behind it."""
-        self._source, self._held = source, not last
+        self._source, self._held = chain(self._source, source), not last  # behind what is still to be said
         pipe = self.process.stdin
         if pipe is not None and pipe not in self._selector.get_map():
             self._selector.register(pipe, selectors.EVENT_WRITE)

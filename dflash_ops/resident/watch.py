@@ -123,6 +123,7 @@ class _One:
 
     def __init__(self, attempt: Attempt, layout: Layout) -> None:
         self.number = attempt.number
+        self.blind = attempt.spec is None  # looked at before its job was written: what it needs of it is not known
         self.bad_pattern = ""
         pattern = None
         if attempt.spec is not None and attempt.spec.progress:
@@ -272,7 +273,8 @@ class Watcher:
         if stamp != self._stamp or self._attempt is None:
             self._attempt = attempts.read(self._layout, found[-1])
             self._stamp = stamp
-        if self._one is None or self._one.number != found[-1]:
+        known = self._one is not None and self._one.number == found[-1]
+        if self._one is None or not known or (self._one.blind and self._attempt.spec is not None):
             self._one = _One(self._attempt, self._layout)
             seed = self._seed
             if seed is not None and seed.attempt == found[-1]:

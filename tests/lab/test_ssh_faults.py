@@ -174,13 +174,13 @@ def test_secrets_are_in_no_argument_list_log_or_error(
 
     def hold() -> None:
         try:
-            one.run(["sh", "-c", "sleep 2; exit 0"], deadline=1.5, env={"TOKEN": token})
+            one.run(["sh", "-c", "sleep 9; exit 0"], deadline=6, env={"TOKEN": token})
         except DeadlineExceeded as error:
             errors.append(str(error) + repr(error))
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert eventually(lambda: running(lab, b"sleep 2; exit 0"))
+    assert eventually(lambda: running(lab, b"sleep 9; exit 0"))
     seen = b"".join(lab.faults.processes("pve1").values())
     mine = b"".join(_read(p) for p in Path("/proc").glob("[0-9]*/cmdline"))
     thread.join()

@@ -196,9 +196,8 @@ def test_a_tmux_server_that_does_not_answer_holds_nobody_up(one: Lab) -> None:
         assert record is not None
         proc.send(record.process, signal.SIGKILL)  # the next look has to ask tmux itself
         wait_for(lambda: not proc.alive(record.process), "its end")
-        said = one.snapshot()
+        said = one.until(lambda s: "tmux does not answer" in s.warnings, "the warning")
         assert said.state is State.STEPPING
-        assert "tmux does not answer" in said.warnings
     finally:
         proc.send(server, signal.SIGCONT)
     wait_for(

@@ -51,7 +51,7 @@ def metered(tmp_path: Path, board: Board) -> None:
     meter.start(0, list)
     for step in (1, 2):
         stats = dict.fromkeys(("correct", "positions", "prefix_sum", "prefix_count", "block_tokens"), 4.0)
-        stats |= {"numerator": 8.0 / step, "denominator": 4.0, "context_tokens": 9.0, "grad_norm": 0.5}
+        stats |= {"numerator": 8.0 / step, "denominator": 4.0, "context_tokens": 9.0, "grad_norm": 0.5, "empty": 0.0}
         meter.add(stats, 4)
         times = [WorkerTimes("target0", 0, {"wait": 0.0, "compute": 1.0})]
         meter.record(step=step, total=2, epoch=0.5 * step, lr=1e-3, ring=(1, 4), samples=4 * step, workers=times)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,3 +64,12 @@ def test_what_cannot_be_meant(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not empty"):
         smoke.main(parser.parse_args(["--out", str(tmp_path / "full")]))
     assert [p.name for p in (tmp_path / "full").iterdir()] == ["file"]
+
+
+def test_the_command_makes_its_steps(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "trainer", "smoke", "--out", str(tmp_path / "out")]
+    argv += ["--targets", "1", "--drafters", "1", "--devices", "cpu,cpu"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2], check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert (said["ok"], said["steps"]) == (True, STEPS)

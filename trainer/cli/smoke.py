@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    from trainer.cli.run import add_arguments as add_run_arguments
     from trainer.cli.run import main as run
     from trainer.config import load_config
     from trainer.smoke import NOT_ON_CPU, STEPS, make
@@ -47,11 +48,10 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"the scratch folder cannot be written: {error}", str(out), "name another with --out"
         ) from error
-    code = run(
-        argparse.Namespace(
-            config=file, out=out / "attempt", checkpoints=out / "checkpoints", resume="none", overrides=[]
-        )
-    )
+    parser = argparse.ArgumentParser()
+    add_run_arguments(parser)
+    words = ["--config", str(file), "--out", str(out / "attempt"), "--checkpoints", str(out / "checkpoints")]
+    code = run(parser.parse_args([*words, "--resume", "none"]))
     on_cpu = any(d == "cpu" for d in devices)
     print(
         json.dumps(
