@@ -7,6 +7,7 @@ that was known, or finishes. What the journal does not say is None, never a gues
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,6 +34,7 @@ class _Open:
     told: str = ""
     asked: IncidentState | None = None
     proof: Proof | None = None
+    anew: bool = False  # a person set the checkpoints aside: steps count from nothing
     lines: list[IncidentLine] = field(default_factory=list)
 
     @property
@@ -54,10 +56,12 @@ def incidents(events: Iterable[Event]) -> tuple[Incident, ...]:
 class _Reading:
     def __init__(self, events: list[Event]) -> None:
         self.all: list[_Open] = []
+        self._lasting: list[_Open] = []  # those without a proof
         self._events = events
         self._of_attempt: dict[int, _Open] = {}
         self._of_deed: dict[str, _Open] = {}
         self._begun: dict[int, str] = {}  # attempt -> id of the decision that began it
+        self._numbers: list[int] = []  # attempts that began, ascending
         self._first: dict[int, int] = {}  # attempt -> step that it went on from
         self._saved: int | None = None  # step of the newest checkpoint
         self._hung: dict[int, Event] = {}
@@ -71,6 +75,7 @@ class _Reading:
             handler = _HANDLERS.get(event.event)
             if handler is not None:
                 handler(self, event)
+        self._numbers = sorted(self._begun)
 
     # -- attempts
 
@@ -81,14 +86,15 @@ class _Reading:
         if (step := self._from(e)) is not None:
             self._first[e.attempt] = step
         self._findings = []
-        for one in self.all:
-            if one.proof is None and one.last < e.attempt:
-                self._line(one, e)
-                if not by_supervisor(e.actor):
-                    one.asked = None
-        for id, one in self._of_deed.items():
-            if id == self._begun[e.attempt]:
-                one.deeds[id] = replace(one.deeds[id], started=e.attempt)
+        if not by_supervisor(e.actor):
+            for one in self._lasting:
+                one.asked = None
+        id = self._begun[e.attempt]
+        if (found := self._of_deed.get(id)) is not None:
+            found.deeds[id] = replace(found.deeds[id], started=e.attempt)
+            self._line(found, e)
+        else:
+            self._newest(e)
 
     def _from(self, e: Event) -> int | None:
         """Step that this attempt can only go on from; the trainer's own word (`resumed`) counts more."""
@@ -112,6 +118,9 @@ class _Reading:
     def checkpoints_aside(self, e: Event) -> None:
         if not e.data.get("names"):  # all of them
             self._saved = None
+            if not by_supervisor(e.actor):
+                for one in self._lasting:
+                    one.anew = True
         self._newest(e)
 
     def attempt_exited(self, e: Event) -> None:
@@ -260,6 +269,7 @@ class _Reading:
     def _new(self, t: float) -> _Open:
         one = _Open(len(self.all) + 1, t)
         self.all.append(one)
+        self._lasting.append(one)
         for finding in self._findings:
             self._line(one, finding)
         self._findings = []
@@ -280,21 +290,21 @@ class _Reading:
         return one
 
     def _newest(self, e: Event) -> _Open | None:
-        for one in reversed(self.all):
-            if one.proof is None:
-                self._line(one, e)
-                return one
-        return None
+        if not self._lasting:
+            return None
+        self._line(self._lasting[-1], e)
+        return self._lasting[-1]
 
     def _prove(self, e: Event, step: int | None, *, finished: bool = False) -> None:
         if e.attempt is None:
             return
-        for one in self.all:
-            if one.proof is not None or e.attempt <= one.last:
+        for one in list(self._lasting):
+            if e.attempt <= one.last:
                 continue
-            beyond = step is not None and (one.step is None or step > one.step)
+            beyond = step is not None and (one.anew or one.step is None or step > one.step)
             if beyond or finished:
                 one.proof = Proof(e.t, e.attempt, step, e.event)
+                self._lasting.remove(one)
                 self._line(one, e)
 
     def _line(self, one: _Open, e: Event, *, again: bool = False, deed: Deed | None = None) -> None:
@@ -333,7 +343,8 @@ class _Reading:
         lost: int | None = 0
         first: int | None = None
         for number, attempt in enumerate(sorted(one.failed)):
-            after = min((n for n in self._begun if n > attempt), default=None)
+            at = bisect_right(self._numbers, attempt)
+            after = self._numbers[at] if at < len(self._numbers) else None
             begin = self._first.get(after) if after is not None else None
             first = begin if number == 0 else first
             step = one.failed[attempt][1]

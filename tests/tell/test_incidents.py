@@ -123,6 +123,10 @@ def test_a_person_who_repairs_it_is_not_the_supervisor() -> None:
     (one,) = incidents(journal(*said, actor="operator ada@desk"))
     assert one.state is IncidentState.PASSED
     assert one.lines[1].who == "operator ada@desk"
+    aside = ("checkpoints_aside", None, {"to": "x"})  # a person's fresh start counts its steps from nothing
+    said = (crash(1, 500), aside, ("attempt_started", 2, {}), ("checkpoint", 2, {"step": 10, "path": "p"}))
+    (one,) = incidents(journal(*said, actor="operator ada@desk"))
+    assert one.state is IncidentState.PASSED
     stop = ("stop_requested", 1, {"reason": "enough"})
     (one,) = incidents(journal(crash(1, 5), stop, actor="operator ada@desk"))
     assert one.state is IncidentState.STOPPED
