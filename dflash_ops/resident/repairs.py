@@ -81,8 +81,10 @@ class Repairs:
         self._secrets_of: Process | None = None
         self._failures = 0
         self._retry_at = 0.0
-        self._said = _said(self._layout)
+        self._said: dict[str, Any] = {}
+        self._written = -1
         self._told: tuple[str, ...] = ()
+        self._read()
 
     @property
     def busy(self) -> bool:
@@ -96,8 +98,18 @@ class Repairs:
             return
         self._keep_secrets(attempt.spec, attempt)
         self._reap()
+        self._read()
         if self._child is None and self._due(snapshot, attempt, findings):
             self._spawn(snapshot, findings)
+
+    def _read(self) -> None:
+        """What the last pass wrote, also one of a loop before this one, which may still be acting."""
+        try:
+            written = (self._layout.run / "repair.json").stat().st_mtime_ns
+        except OSError:
+            written = -1
+        if written != self._written:
+            self._said, self._written = _said(self._layout), written
 
     def _due(self, snapshot: Snapshot, attempt: Attempt, findings: Sequence[Finding]) -> bool:
         now = time.time()
@@ -153,7 +165,6 @@ class Repairs:
                 child.kill()
             return
         self._child = None
-        self._said = _said(self._layout)
         if child.returncode == 0:
             self._failures = 0
         else:

@@ -21,7 +21,7 @@ FAULTY = Path(__file__).parent / "faulty.py"
 #: Short pauses: what is tested is what is done, and in which order.
 BUDGETS = Budgets(backoff_s=0.2, backoff_cap_s=1.0)
 #: Seconds for one fault; only a failing one takes that long.
-PATIENCE = 40.0
+PATIENCE = 90.0
 
 
 class Scene:
@@ -48,7 +48,14 @@ class Scene:
         command = self.one.argv("start")
         if shell:
             command = ["sh", "-c", f'{shell}; exec "$@"', "sh", *command]
-        said = subprocess.run(command, input=dumps(job).encode(), capture_output=True, timeout=60, check=False)
+        said = subprocess.run(
+            command,
+            input=dumps(job).encode(),
+            capture_output=True,
+            timeout=60,
+            check=False,
+            start_new_session=bool(shell),
+        )
         assert said.returncode == 0, (said.stdout, said.stderr)
 
     def events(self, name: str) -> list[Event]:

@@ -212,3 +212,25 @@ def test_a_killed_loop_comes_back_by_itself(one: Lab) -> None:
         proc.send(record.process, signal.SIGKILL)  # and nobody asks for the job meanwhile
     wait_for(lambda: (r := daemon.running(one.layout)) and r.process not in before, "another loop")
     one.ok("stop")
+
+
+def test_the_loop_dies_while_its_pass_acts_and_the_next_one_sees_that_it_helped(one: Lab) -> None:
+    begin(one)
+    one.until(past(5, 1), "steps")
+    before = wait_for(lambda: daemon.running(one.layout), "a loop").process
+    proc.send(one.launcher(), signal.SIGKILL)
+
+    def acting() -> Any:
+        lines = [(p.process, Path(f"/proc/{p.pid}/cmdline")) for p in proc.every()]
+        with contextlib.suppress(OSError):
+            return next((p for p, f in lines if str(one.root) in (w := f.read_text()) and "\0repair\0" in w), None)
+
+    found = wait_for(acting, "the pass")
+    wait_for(lambda: one.events("action_intended"), "its word")
+    proc.send(found, signal.SIGSTOP)
+    proc.send(before, signal.SIGKILL)
+    wait_for(lambda: (r := daemon.running(one.layout)) and r.process != before, "another loop")
+    time.sleep(1.5)  # it has read what was written so far, and finds the lease taken
+    proc.send(found, signal.SIGCONT)
+    wait_for(lambda: ("action_outcome", "verified") in story(one), "the proof, by the loop that came later")
+    assert len(one.events("attempt_started")) == 2
