@@ -184,11 +184,11 @@ FAULTS: tuple[Fault, ...] = (
     Fault("crash before step 1", "SIGSEGV before anything is printed", ("segfault",), ONCE, files=("begin-segv",)),
     Fault(
         "crash loop",
-        "killed at every start; an own ladder restarts",
+        "killed at every start, before a step; an own ladder restarts",
         (KILL, KILL, KILL),
         ("restart", "restart"),
         "held",
-        files=("always-kill:12",),
+        files=("never",),
         ladders={KILL: ("restart",)},
         short=True,
     ),

@@ -1,6 +1,6 @@
 """The foreign trainer of tests/resident/saving.py with more ways to fail, each of them the real thing.
 
-A file `begin-<cause>` in CONTROL makes it fail before its first step, once.
+A file `begin-<cause>` in CONTROL makes it fail before its first step, once; `never` has it killed there each time.
 """
 
 import contextlib
@@ -187,6 +187,8 @@ CAUSES = {
     "meet": meets_nobody,
 }
 
+if (control / "never").exists():
+    os.kill(os.getpid(), signal.SIGKILL)
 for file in list(control.glob("begin-*")):
     file.unlink()
     cause, _, rest = file.name.removeprefix("begin-").partition("=")

@@ -57,3 +57,12 @@ def test_what_playbooks_call_proven_here_is_shown_here() -> None:
                     assert fault.outcome == "verified", where
                     proven.append(where)
     assert len(proven) >= 10
+
+
+def test_the_docs_have_this_table() -> None:
+    text = (PLAYBOOKS.parent / "docs" / "supervise.md").read_text("utf-8")
+    for f in FAULTS:
+        kinds = ", ".join(f"`{k}`" for k in dict.fromkeys(f.kinds)) or "-"
+        actions = ", ".join(f"`{a}`" for a in f.actions) or "-"
+        name = f"{f.name} *" if f.short else f.name
+        assert f"| {name} | {f.cause} | `{f.state}` | {kinds} | {actions} | {f.outcome} |" in text, f.name
