@@ -87,13 +87,16 @@ def cuts_the_newest(scene: Scene) -> None:
     """The launcher is held, its newest checkpoint is cut, and it is killed."""
     scene.steps(35)
     launcher = scene.one.launcher()
-    for process in (launcher, *proc.family(launcher)):
+    held = (launcher, *proc.family(launcher))
+    for process in held:
         proc.send(process, signal.SIGSTOP)
     newest = max(scene.saves.glob("step-*"))
     scene.notes["newest"] = newest.name
     weights = max((p for p in newest.iterdir() if p.is_file()), key=lambda p: p.stat().st_size)
     os.truncate(weights, weights.stat().st_size // 2)
     proc.send(launcher, signal.SIGKILL)
+    for process in held:
+        proc.send(process, signal.SIGCONT)  # a saver that is held would never see that its launcher is gone
 
 
 def newest_is_aside(scene: Scene) -> None:
