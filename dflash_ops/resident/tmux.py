@@ -180,6 +180,10 @@ class Tmux:
         return "\n".join(said.out).strip() if said.rc == 0 else ""
 
 
+#: Seconds for which a session that is not there yet is asked for at every look.
+YOUNG_S = 20.0
+
+
 class SessionProbe:
     """Whether the session lives, asked seldom: a tmux client costs some ms, a look at the server's pid nothing."""
 
@@ -190,11 +194,14 @@ class SessionProbe:
         self._server: Process | None = None
         self._asked = float("-inf")
         self._alive: bool | None = None
+        self._born = time.monotonic()
 
     def alive(self) -> bool | None:
         """None: tmux does not answer (or is not there)."""
         now = time.monotonic()
         every = self._every if self._alive is not None else 3 * self._every
+        if self._alive is False and now - self._born < YOUNG_S:
+            every = 0.0  # an attempt may be looked at before its session is there
         if now - self._asked < every and (self._server is None or proc.alive(self._server)):
             return self._alive
         self._asked = now
