@@ -198,6 +198,10 @@ class Watcher:
         assert one is not None
         self._read_new(one)
         evidence = self._evidence(attempt, one)
+        if not evidence.launcher_alive:
+            # It may have ended behind the first reading: its last lines say how far it came, and that decides.
+            self._read_new(one)
+            evidence = self._evidence(self._attempt or attempt, one)
         now = time.time()
         verdict = assess(evidence, now, one.silences.limits)
         if evidence.launcher_alive:

@@ -9,11 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
+import pytest
 from resident_lab import Lab, wait_for
 
 from dflash_ops.contracts import LIVE_STATES, State, dumps
 from dflash_ops.resident import attempts, daemon, proc
+from dflash_ops.resident.watch import Watcher
 
 #: Fixed, so that a failure can be seen again; DFLASH_SEED tries another.
 SEED = int(os.environ.get("DFLASH_SEED", "1"))
@@ -270,3 +273,26 @@ def test_a_damaged_start_record_is_unknown_and_signals_nobody(one: Lab) -> None:
     assert proc.alive(launcher)
     at.start.write_bytes(whole)
     assert one.ok("stop")["state"] == "stopped"
+
+
+def test_the_last_step_of_one_that_ends_while_it_is_looked_at(one: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How far it came decides whether a repair helped: not one step of it may be missed."""
+    one.start()
+    one.stepping()
+    read, ended = Watcher._read_new, []
+
+    def then_it_ends(self: Watcher, seen: Any) -> None:
+        read(self, seen)
+        if not ended:
+            ended.append(True)
+            time.sleep(0.5)
+            proc.send(one.launcher(), signal.SIGKILL)
+            wait_for(one.layout.attempt(1).exit.exists, "the end")
+
+    monkeypatch.setattr(Watcher, "_read_new", then_it_ends)
+    said = Watcher(one.layout, daemon.last_snapshot(one.layout)).look(None)
+    lines = one.layout.attempt(1).log.read_text().splitlines()
+    last = [line for line in lines if line.startswith("it ")][-1].split()[1].replace(",", "")
+    assert said.state is State.CRASHED
+    assert said.progress is not None
+    assert said.progress.step == int(last)
