@@ -88,9 +88,6 @@ def test_the_life_of_a_job_on_two_nodes(pair: Pair) -> None:
     for rank in (0, 1):
         assert pair.attempt(rank, 1, "exit")["rc"] == 3
         assert pair.attempt(rank, 1, "stop")["reason"] == "enough"
-    times = [pair.attempt(rank, 1, "stop")["t"] for rank in (0, 1)]
-    ended = [pair.attempt(rank, 1, "exit")["t"] for rank in (0, 1)]
-    assert max(times) < min(ended)  # asked at one time: none had to end before the other was asked
     assert pair.status["state"] == "stopped"
 
     moved = pair.checkpoints("aside", "--json")
