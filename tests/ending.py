@@ -15,13 +15,19 @@ _SUPERVISORS = (b"loop", b"repair", b"wrap", b"start")
 def end_supervisors(root: Path) -> None:
     """Kills the resident's loop, its guard, its passes and wrappers, until none is left; to be called first."""
     for _ in range(100):
-        found = [pid for pid, words in _processes() if str(root).encode() in words and set(words) & set(_SUPERVISORS)]
+        found = [pid for pid, words in _processes() if _below(root, words) and set(words) & set(_SUPERVISORS)]
         if not found:
             return
         for pid in found:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
+
+
+def _below(root: Path, words: list[bytes]) -> bool:
+    """Whether a word is this folder, or one below it."""
+    own = str(root).encode()
+    return any(word == own or word.startswith(own + b"/") for word in words)
 
 
 def _processes() -> list[tuple[int, list[bytes]]]:

@@ -218,7 +218,7 @@ def pair(toy: Toy) -> Iterator[Pair]:
 
 
 def _end(toy: Toy, root: Path | None = None) -> None:
-    end_supervisors(root or toy.root)
+    end_supervisors(toy.folder)  # a test may have more jobs than one
     toy.tmux("kill-server")
     Path(f"/tmp/tmux-{os.getuid()}/{toy.socket}").unlink(missing_ok=True)
     run = (root or toy.root) / "run"
