@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
@@ -34,20 +32,7 @@ _Steps = Annotated[
 _HASH_S = 3600.0
 
 
-def _interruptible(command: Callable[..., int]) -> Callable[..., int]:
-    @functools.wraps(command)
-    def run_it(*args: Any, **options: Any) -> int:
-        try:
-            return command(*args, **options)
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            return 130
-
-    return run_it
-
-
 @app.command("list")
-@_interruptible
 def list_them(
     job: JobArgument = None, node: NodeOption = None, json: JsonOption = False, inventory: InventoryOption = None
 ) -> int:
@@ -56,7 +41,6 @@ def list_them(
 
 
 @app.command("verify")
-@_interruptible
 def verify(
     job: JobArgument = None,
     step: _Steps = None,
@@ -69,7 +53,6 @@ def verify(
 
 
 @app.command("aside")
-@_interruptible
 def aside(
     job: JobArgument = None,
     step: _Steps = None,
@@ -96,7 +79,6 @@ def aside(
 
 
 @app.command("restore")
-@_interruptible
 def restore(
     job: JobArgument = None,
     stamp: Annotated[

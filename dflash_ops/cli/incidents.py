@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -29,18 +26,6 @@ app = typer.Typer(
 _READ_S = 60.0
 
 
-def _interruptible(command: Callable[..., int]) -> Callable[..., int]:
-    @functools.wraps(command)
-    def run_it(*args: Any, **options: Any) -> int:
-        try:
-            return command(*args, **options)
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            return 130
-
-    return run_it
-
-
 @app.callback(invoke_without_command=True)
 def _default(context: typer.Context) -> int:
     """What failed, what was done about it, what showed that it helped, and what it cost."""
@@ -50,7 +35,6 @@ def _default(context: typer.Context) -> int:
 
 
 @app.command("list")
-@_interruptible
 def list_them(
     job: JobsArgument = None,
     every: AllOption = False,
@@ -71,7 +55,6 @@ def list_them(
 
 
 @app.command("show")
-@_interruptible
 def show(
     number: int = typer.Argument(..., metavar="N", min=1, help="Its number in the list."),
     job: JobArgument = None,

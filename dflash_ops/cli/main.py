@@ -94,7 +94,10 @@ def load_command(name: str, entry: Entry) -> Any:
     """The click command of one entry, its module imported now."""
     module = importlib.import_module(f"dflash_ops.cli.{entry.module}")
     if (group := getattr(module, "app", None)) is not None:  # a command with commands of its own
-        return get_command(group)
+        made = get_command(group)
+        for command in (made, *made.commands.values()):  # type: ignore[attr-defined]
+            command.callback = _interruptible(command.callback) if command.callback is not None else None
+        return made
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(name, help=module.command.__doc__ or entry.help)(_interruptible(module.command))
     return get_command(app)

@@ -8,7 +8,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,11 @@ from dflash_ops.contracts import JobSpec, Layout
 from dflash_ops.errors import DflashError, JobBusy
 from dflash_ops.resident import attempts, journal, spec
 from dflash_ops.resident.answer import say
+from dflash_ops.resident.attempts import Attempt
 from dflash_ops.resident.files import load, run_lock, sync_folder, write_atomic
+
+#: Beside each folder that was set aside.
+MANIFEST = "manifest.json"
 
 
 def main(args: list[str]) -> int:
@@ -42,43 +46,20 @@ def aside(layout: Layout, reason: str, actor: str = "operator", checkpoints: Pat
         JobBusy: the job lives.
         DflashError: the folder cannot be renamed.
     """
-    last = attempts.last(layout)
-    if last is not None and (last.launcher_alive or last.wrapper_alive):
-        raise JobBusy("the job lives and writes there", str(last.layout.path), "stop it first")
-    job = load(JobSpec, layout.job)
-    folder = spec.checkpoints_folder(job, layout.root) if job is not None else layout.root / "checkpoints"
-    folder = layout.root / checkpoints if checkpoints is not None else folder
-    folder = Path(os.path.realpath(folder))
+    last = refuse_if_alive(layout)
+    folder = folder_of(layout, checkpoints)
     if not folder.is_dir() or not any(folder.iterdir()):
-        return {"schema": 1, "moved": False, "from": str(folder), "to": None, "files": 0, "bytes": 0}
+        return _answer(folder, None, [])
     files = _listing(folder)
-    size = sum(int(f["size"]) for f in files)
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    base = layout.aside
-    if folder.stat().st_dev != layout.root.stat().st_dev:
-        base = folder.with_name(folder.name + ".aside")
-    place = _new_folder(base, stamp)
+    place = _place(layout, folder)
     moved = place / folder.name
-    manifest = {
-        "schema": 1,
-        "t": time.time(),
-        "reason": reason,
-        "actor": actor,
-        "from": str(folder),
-        "to": str(moved),
-        "attempt": last.number if last is not None else None,
-        "restore": f"mv -T {moved} {folder}",
-        "files": files,
-        "bytes": size,
-    }
     mode = stat.S_IMODE(folder.stat().st_mode)
-    write_atomic(place / "manifest.json", json.dumps(manifest, ensure_ascii=False, indent=1).encode() + b"\n")
-    data = {"from": str(folder), "to": str(moved), "reason": reason, "files": len(files), "bytes": size}
-    journal.append(layout.journal, "checkpoints_aside", actor=actor, data=data)
+    more = {"attempt": last.number if last is not None else None, "restore": f"mv -T {moved} {folder}"}
+    _write_down(layout, folder, moved, files, reason, actor, more, {"files": len(files)})
     try:
         folder.rename(moved)
     except OSError as error:
-        (place / "manifest.json").unlink()
+        (place / MANIFEST).unlink()
         place.rmdir()
         why = "it is a mount point" if error.errno in (errno.EBUSY, errno.EXDEV) else str(error.strerror)
         raise DflashError(
@@ -86,7 +67,7 @@ def aside(layout: Layout, reason: str, actor: str = "operator", checkpoints: Pat
         ) from error
     folder.mkdir(mode=mode)
     sync_folder(folder.parent)
-    return {"schema": 1, "moved": True, "from": str(folder), "to": str(moved), "files": len(files), "bytes": size}
+    return _answer(folder, moved, files)
 
 
 def move_some(layout: Layout, folder: Path, names: Sequence[str], reason: str, actor: str) -> dict[str, Any]:
@@ -96,35 +77,71 @@ def move_some(layout: Layout, folder: Path, names: Sequence[str], reason: str, a
         `aside`'s answer; `moved` false where there is nothing to move.
     """
     if not names:
-        return {"schema": 1, "moved": False, "from": str(folder), "to": None, "files": 0, "bytes": 0}
-    same = folder.stat().st_dev == layout.root.stat().st_dev
-    base = layout.aside if same else folder.with_name(f"{folder.name}.aside")
-    place = _new_folder(base, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
-    moved = place / folder.name
-    moved.mkdir()
+        return _answer(folder, None, [])
     chosen = set(names)
     files = [f for f in _listing(folder) if Path(str(f["path"])).parts[0] in chosen]
-    size = sum(int(f["size"]) for f in files)
-    manifest = {
-        "schema": 1,
-        "t": time.time(),
-        "reason": reason,
-        "actor": actor,
-        "from": str(folder),
-        "to": str(moved),
-        "names": sorted(names),
-        "restore": f"mv -n {moved}/* {folder}",
-        "files": files,
-        "bytes": size,
-    }
-    write_atomic(place / "manifest.json", json.dumps(manifest, ensure_ascii=False, indent=1).encode() + b"\n")
-    data = {"from": str(folder), "to": str(moved), "reason": reason, "names": sorted(names), "bytes": size}
-    journal.append(layout.journal, "checkpoints_aside", actor=actor, data=data)
+    moved = _place(layout, folder) / folder.name
+    moved.mkdir()
+    known = {"names": sorted(names)}
+    _write_down(layout, folder, moved, files, reason, actor, {**known, "restore": f"mv -n {moved}/* {folder}"}, known)
     for name in names:
         (folder / name).rename(moved / name)
     sync_folder(moved)
     sync_folder(folder)
-    return {"schema": 1, "moved": True, "from": str(folder), "to": str(moved), "files": len(files), "bytes": size}
+    return _answer(folder, moved, files)
+
+
+def folder_of(layout: Layout, named: Path | None = None) -> Path:
+    """The checkpoints folder (`named`, else that of the job last started), its links followed."""
+    job = load(JobSpec, layout.job)
+    folder = spec.checkpoints_folder(job, layout.root) if job is not None else layout.root / "checkpoints"
+    return Path(os.path.realpath(layout.root / named if named is not None else folder))
+
+
+def refuse_if_alive(layout: Layout) -> Attempt | None:
+    """The newest attempt, if there is one.
+
+    Raises:
+        JobBusy: it lives, and writes its checkpoints.
+    """
+    last = attempts.last(layout)
+    if last is not None and (last.launcher_alive or last.wrapper_alive):
+        raise JobBusy("the job lives and writes there", str(last.layout.path), "stop it first")
+    return last
+
+
+def _answer(folder: Path, moved: Path | None, files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    to = str(moved) if moved is not None else None
+    return {"schema": 1, "moved": to is not None, "from": str(folder), "to": to, "files": len(files),
+            "bytes": _bytes(files)}  # fmt: skip
+
+
+def _bytes(files: Sequence[Mapping[str, Any]]) -> int:
+    return sum(int(f["size"]) for f in files)
+
+
+def _write_down(
+    layout: Layout,
+    folder: Path,
+    moved: Path,
+    files: Sequence[Mapping[str, Any]],
+    reason: str,
+    actor: str,
+    manifest: Mapping[str, Any],
+    event: Mapping[str, Any],
+) -> None:
+    """Manifest and journal, before anything is moved; `manifest` and `event` are what each says besides."""
+    said = {"from": str(folder), "to": str(moved), "reason": reason, "bytes": _bytes(files)}
+    whole = {"schema": 1, "t": time.time(), "actor": actor, **said, **manifest, "files": list(files)}
+    write_atomic(moved.parent / MANIFEST, json.dumps(whole, ensure_ascii=False, indent=1).encode() + b"\n")
+    journal.append(layout.journal, "checkpoints_aside", actor=actor, data={**said, **event})
+
+
+def _place(layout: Layout, folder: Path) -> Path:
+    """A new folder on the file system of the checkpoints: only there is a move a rename."""
+    same = folder.stat().st_dev == layout.root.stat().st_dev
+    base = layout.aside if same else folder.with_name(f"{folder.name}.aside")
+    return _new_folder(base, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
 
 
 def _new_folder(base: Path, stamp: str) -> Path:

@@ -11,22 +11,22 @@ import argparse
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_ops.contracts import JobSpec, Layout
-from dflash_ops.errors import DflashError, JobBusy, StateError, UsageError
-from dflash_ops.resident import attempts, journal, spec
+from dflash_ops.contracts import Layout
+from dflash_ops.errors import DflashError, StateError, UsageError
+from dflash_ops.resident import journal
 from dflash_ops.resident.answer import say
-from dflash_ops.resident.aside import aside, move_some
-from dflash_ops.resident.files import load, read_json, run_lock, sync_folder, write_atomic
+from dflash_ops.resident.aside import MANIFEST, aside, folder_of, move_some, refuse_if_alive
+from dflash_ops.resident.files import read_json, run_lock, sync_folder, write_atomic
 
-MANIFEST = "manifest.json"
 #: The last number in a name is its step: step-00000100, checkpoint-500, epoch1-step20.pt.
 _STEP = re.compile(r"(\d+)(?!.*\d)")
 _BLOCK = 1 << 22
@@ -84,23 +84,6 @@ def main(args: list[str]) -> int:
     return 0
 
 
-def folder_of(layout: Layout, named: Path | None = None) -> Path:
-    """The checkpoints folder, its links followed."""
-    job = load(JobSpec, layout.job)
-    folder = spec.checkpoints_folder(job, layout.root) if job is not None else layout.root / "checkpoints"
-    return Path(os.path.realpath(layout.root / named if named is not None else folder))
-
-
-def refuse_if_alive(layout: Layout) -> None:
-    """
-    Raises:
-        JobBusy: the job lives and writes there.
-    """
-    last = attempts.last(layout)
-    if last is not None and (last.launcher_alive or last.wrapper_alive):
-        raise JobBusy("the job lives and writes its checkpoints", str(last.layout.path), "stop it first")
-
-
 def step_of(name: str) -> int | None:
     found = None if name.startswith(".") else _STEP.search(name)
     return int(found[1]) if found else None
@@ -128,24 +111,30 @@ def listing(
     found.sort(key=lambda f: (f.step, f.t), reverse=True)
     if not verify:
         return found
+    return _verified(found, folder, layout, lambda one, good: True)
+
+
+def down_to_whole(folder: Path, layout: Layout, until: float = math.inf) -> list[Found]:
+    """All of them, newest first; those from step `until` on are checked, down to the first that is whole."""
+    return _verified(listing(folder), folder, layout, lambda one, good: not good and one.step <= until)
+
+
+def _verified(
+    found: Sequence[Found], folder: Path, layout: Layout | None, wanted: Callable[[Found, bool], bool]
+) -> list[Found]:
+    """With those checked that are `wanted` (asked with: was one whole already?); what was learned is kept."""
     known = _known(layout)
-    checked = [_checked(f, known) for f in found]
+    good = False
+    checked = []
+    for one in found:
+        checked.append(_checked(one, known) if wanted(one, good) else one)
+        good = good or bool(checked[-1].verified)
     if layout is not None:
-        kept = {str(f.path): known[str(f.path)] for f in listing(folder) if str(f.path) in known}
+        there = {str(entry) for entry in folder.iterdir()} if folder.is_dir() else set()
+        kept = {path: entry for path, entry in known.items() if path in there}
         with contextlib.suppress(OSError):  # it only saves time
             write_atomic(layout.run / "verified.json", json.dumps(kept).encode(), sync=False)
     return checked
-
-
-def newest_whole(folder: Path, layout: Layout, *, below: int | None = None) -> Found | None:
-    """The newest one that verifies (of a step below `below`), reading no more than it has to."""
-    known = _known(layout)
-    for found in listing(folder):
-        if below is None or found.step < below:
-            checked = _checked(found, known)
-            if checked.verified:
-                return checked
-    return None
 
 
 def check(path: Path) -> tuple[bool | None, str]:

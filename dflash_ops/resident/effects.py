@@ -17,8 +17,8 @@ from typing import Any
 
 from dflash_ops.contracts import Event, JobSpec, Layout, Overlay, dumps
 from dflash_ops.errors import DflashError, LeaseLost
-from dflash_ops.resident import attempts, checkpoints, journal, machine, stacks, start, stop
-from dflash_ops.resident.aside import aside, move_some
+from dflash_ops.resident import attempts, checkpoints, journal, machine, spec, stacks, start, stop
+from dflash_ops.resident.aside import aside, folder_of, move_some, refuse_if_alive
 from dflash_ops.resident.files import run_lock, write_atomic
 from dflash_ops.resident.lease import TTL_S, Lease
 from dflash_ops.resident.records import activate
@@ -51,7 +51,8 @@ class ResidentEffects:
         self._lease = lease
         self._secrets = dict(secrets)
         self._say = say
-        self._since = time.monotonic()
+        self._since = self._still = time.monotonic()
+        self._taken: dict[int, int] = {}
 
     def fenced(self) -> bool:
         """As the protocol says; renews the lease on the way, so that a long wait does not lose it."""
@@ -116,10 +117,10 @@ class ResidentEffects:
             why = ready()
 
     def set_aside(self, newer_than: int | None, reason: str) -> str:
-        folder = checkpoints.folder_of(self._layout)
+        folder = folder_of(self._layout)
         try:
             with run_lock(self._layout.lock, "set checkpoints aside"):
-                checkpoints.refuse_if_alive(self._layout)
+                refuse_if_alive(self._layout)
                 if newer_than is None:
                     return str(aside(self._layout, reason, SUPERVISOR, folder)["to"] or "")
                 names = [f.path.name for f in checkpoints.listing(folder) if f.step > newer_than]
@@ -163,9 +164,9 @@ class ResidentEffects:
 
     def tell(self, title: str, text: str, fingerprint: str = "") -> None:
         last = attempts.last(self._layout)
-        spec = last.spec if last is not None else None
-        job = spec.job if spec is not None else self._layout.root.name
-        tell_person(self._layout, spec, f"{job}: {title}", text, self._say, fingerprint)
+        job = last.spec if last is not None else None
+        name = job.job if job is not None else self._layout.root.name
+        tell_person(self._layout, job, f"{name}: {title}", text, self._say, fingerprint)
 
     # -- what they need
 
@@ -197,28 +198,29 @@ class ResidentEffects:
     def _memory_back(self) -> str | None:
         """None once no process of the newest attempt lives and its GPUs' memory is given back."""
         last = attempts.last(self._layout)
-        if last is None or last.spec is None or not _on_gpus(last.spec):
+        if last is None or last.spec is None or not spec.on_gpus(last.spec):
             return None
         found, why = machine.gpus(10.0)
         if found is None:
             # Without a driver there is nothing to wait for; one that does not answer is no place to start on.
             return None if "is not there" in why else why
-        wanted = _indices(last.spec)
+        numbers = (device.rpartition(":")[2] for device in spec.devices(last.spec))
+        wanted = {int(number) for number in numbers if number.isdigit()}
         taken = {g.index: g.used for g in found if not wanted or g.index in wanted}
-        before, self._taken = getattr(self, "_taken", None), taken
+        before, self._taken = self._taken, taken
         if all(used <= GPU_LEFT for used in taken.values()):
             return None
         # Somebody else's memory stands still; ours is on its way back.
         if before != taken:
             self._still = time.monotonic()
-        if time.monotonic() - getattr(self, "_still", time.monotonic()) >= STILL_S:
+        if time.monotonic() - self._still >= STILL_S:
             self._say("GPU memory stands still above 1 GiB: it is taken by others")
             return None
         worst = max(taken, key=lambda index: taken[index])
         return f"GPU {worst} still has {taken[worst] / (1 << 30):.1f} GiB taken"
 
     def _disk_free(self) -> str | None:
-        for folder in {self._layout.root, checkpoints.folder_of(self._layout)}:
+        for folder in {self._layout.root, folder_of(self._layout)}:
             place = machine.nearest_folder(folder)
             usage = shutil.disk_usage(place)
             if usage.free < min(DISK_FREE, usage.total // 20):
@@ -226,23 +228,9 @@ class ResidentEffects:
         return None
 
     def _network_there(self) -> str | None:
-        """A default route and a name server that answers at all: more than that no job has in common."""
+        """A default route: more than that no two jobs have in common."""
         with contextlib.suppress(OSError):
             routes = Path("/proc/net/route").read_text("ascii").splitlines()[1:]
             if not any(line.split()[1:2] == ["00000000"] for line in routes):
                 return "there is no default route"
         return None
-
-
-def _on_gpus(job: JobSpec) -> bool:
-    devices = [d for k, v in job.remedies.values.items() if k.endswith("_devices") for d in _listed(v)]
-    return not devices or any(d != "cpu" for d in devices)
-
-
-def _indices(job: JobSpec) -> set[int]:
-    devices = [d for k, v in job.remedies.values.items() if k.endswith("_devices") for d in _listed(v)]
-    return {int(d.rpartition(":")[2]) for d in devices if d.rpartition(":")[2].isdigit()}
-
-
-def _listed(value: Any) -> list[str]:
-    return [str(v) for v in value] if isinstance(value, (list, tuple)) else []

@@ -142,8 +142,7 @@ def _round(
     begun = _begun(events, ledger, snapshot, layout)
     situation = gather(layout, snapshot, ledger, triage, findings)
     if begun is not None and closed(situation, ledger, time.time()) is None:
-        carry_out(begun, effects, ledger)
-        return begun, False
+        return begun, _do(begun, effects, ledger)
     notes = notice(situation, triage.playbooks, ledger, time.time())
     for note in notes:
         effects.journal(note.event, note.data, note.attempt)
@@ -153,13 +152,18 @@ def _round(
     if decision.verdict is not Verdict.ACT:
         say_held(decision, effects, ledger)
         return decision, False
+    return decision, _do(decision, effects, ledger)
+
+
+def _do(decision: Decision, effects: ResidentEffects, ledger: Ledger) -> bool:
+    """Carry it out and tell a person. Whether to look again at once."""
     done = carry_out(decision, effects, ledger)
     if done.error:
         effects.tell(f"{decision.action} could not be done", done.error, decision.fingerprint)
-        return decision, True
+        return True
     if decision.starts:
         effects.tell(decision.title or decision.kind, f"{decision.action}: {decision.reason}", decision.fingerprint)
-    return decision, decision.action == Action.DUMP_STACKS.value
+    return decision.action == Action.DUMP_STACKS.value
 
 
 def _begun(events: Sequence[Any], ledger: Ledger, snapshot: Snapshot, layout: Layout) -> Decision | None:

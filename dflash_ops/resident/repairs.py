@@ -83,7 +83,7 @@ class Repairs:
         self._retry_at = 0.0
         self._said: dict[str, Any] = {}
         self._written = -1
-        self._told: tuple[str, ...] = ()
+        self._told: set[str] = set()
         self._read()
 
     @property
@@ -132,12 +132,11 @@ class Repairs:
             past = waits.get("past_step")
             if past is None or step > past:
                 return True
-        keys = tuple(sorted(f.key for f in findings))
-        return bool(set(keys) - set(self._told))
+        return bool({f.key for f in findings} - self._told)
 
     def _spawn(self, snapshot: Snapshot, findings: Sequence[Finding]) -> None:
         given = {"secrets": self._secrets, "findings": [to_dict(f) for f in findings], "state": snapshot.state.value}
-        self._told = tuple(sorted(f.key for f in findings))
+        self._told = {f.key for f in findings}
         try:
             self._child = subprocess.Popen(
                 itself.argv("repair", "--root", str(self._layout.root)),

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dflash_ops.contracts import Diagnosis, Finding, JobSpec, Layout, Ledger, RemedyTable, Snapshot, State
 from dflash_ops.contracts.evidence import Evidence
 from dflash_ops.errors import DflashError
-from dflash_ops.resident import attempts, checkpoints, evidence, proc, releases
+from dflash_ops.resident import attempts, checkpoints, evidence, proc, releases, spec
+from dflash_ops.resident.aside import folder_of
 from dflash_ops.resident.attempts import Attempt
 from dflash_ops.resident.lease import TTL_S
 from dflash_ops.supervise.ledger import by_supervisor
@@ -63,7 +64,7 @@ def gather(
     missing += [fault] if fault else []
     stacks, failed = _stacks(last, ledger) if looked_into else (None, "")
     different = odd(stacks) if stacks is not None else None
-    spec, base = last.spec, persons_job(layout)
+    job, base = last.spec, persons_job(layout)
     return Situation(
         t=time.time(),
         lease=True,
@@ -87,7 +88,7 @@ def gather(
         left=_left(last),
         rebooted=last.rebooted,
         checkpoints=found,
-        table=spec.remedies if spec is not None else RemedyTable(),
+        table=job.remedies if job is not None else RemedyTable(),
         argv=base.argv if base is not None else (),
         device=_device(last, diagnosis, snapshot),
         previous_release=_previous(layout),
@@ -99,16 +100,16 @@ def gather(
 def persons_job(layout: Layout, release: str | None = None) -> JobSpec | None:
     """The job as a person last started it (with this release): without any change of the supervisor's."""
     for number in reversed(attempts.numbers(layout)):
-        spec = attempts.read(layout, number).spec
-        if spec is not None and not by_supervisor(spec.actor) and release in (None, spec.release):
-            return spec
+        job = attempts.read(layout, number).spec
+        if job is not None and not by_supervisor(job.actor) and release in (None, job.release):
+            return job
     return None
 
 
 def _texts(layout: Layout, last: Attempt) -> tuple[Evidence | None, list[str]]:
     """The attempt's texts, and those without which nothing may be decided."""
     try:
-        found = evidence.gather(layout, last.number, gpu=_on_gpus(last))
+        found = evidence.gather(layout, last.number, gpu=last.spec is None or spec.on_gpus(last.spec))
     except DflashError as error:
         return None, [error.what]
     # No exit.json where nobody lived to write it: that is what happened, not something that could not be read.
@@ -119,12 +120,6 @@ def _texts(layout: Layout, last: Attempt) -> tuple[Evidence | None, list[str]]:
         if p.status == "missing" and p.kind in needed and p.note != "no such file"
     ]
     return found, [*last.damaged, *faults]
-
-
-def _on_gpus(last: Attempt) -> bool:
-    values = last.spec.remedies.values if last.spec is not None else {}
-    devices = [d for k, v in values.items() if k.endswith("_devices") and isinstance(v, (list, tuple)) for d in v]
-    return not devices or any(d != "cpu" for d in devices)
 
 
 def _requested(last: Attempt) -> str:
@@ -152,18 +147,10 @@ def _good_until(findings: Sequence[Finding]) -> float:
 
 def _checkpoints(layout: Layout, until: float) -> tuple[tuple[CheckpointSeen, ...], str]:
     """All of them, newest first; verified from step `until` on down to the first that is whole."""
-    folder = checkpoints.folder_of(layout)
+    folder = folder_of(layout)
     try:
-        listed = checkpoints.listing(folder)
-        seen: list[CheckpointSeen] = []
-        good = False
-        for one in listed:
-            verified: bool | None = None
-            if not good and one.step <= until:
-                verified = checkpoints.listing(folder, verify=True, layout=layout, steps=[one.step])[0].verified
-                good = bool(verified)
-            seen.append(CheckpointSeen(one.step, str(one.path), verified))
-        return tuple(seen), ""
+        found = checkpoints.down_to_whole(folder, layout, until)
+        return tuple(CheckpointSeen(one.step, str(one.path), one.verified) for one in found), ""
     except (OSError, DflashError) as error:
         return (), f"checkpoints ({error})"
 

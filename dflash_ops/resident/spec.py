@@ -83,6 +83,18 @@ def checkpoints_folder(spec: JobSpec, root: Path) -> Path:
     return root / spec.checkpoints.replace("{root}", str(root))
 
 
+def devices(job: JobSpec) -> list[str]:
+    """Devices of the job's workers, as far as its remedies table knows its config."""
+    lists = [v for k, v in job.remedies.values.items() if k.endswith("_devices") and isinstance(v, (list, tuple))]
+    return [str(device) for one in lists for device in one]
+
+
+def on_gpus(job: JobSpec) -> bool:
+    """Whether it has GPUs, or may have: of a trainer that is not ours nothing is known."""
+    known = devices(job)
+    return not known or any(device != "cpu" for device in known)
+
+
 def command(spec: JobSpec, layout: Layout, attempt: int, cache: Path) -> Command:
     """Argument list, folder and whole environment of the launcher.
 

@@ -53,10 +53,10 @@ def test_whole_cut_changed_and_foreign_ones_are_told_apart(one: Lab) -> None:
     assert said[500][0] is False
     assert [c["step"] for c in one.ok("checkpoints", "verify", "--step", "200")["checkpoints"]] == [200]
     assert "no checkpoint of step 7" in one.run("checkpoints", "verify", "--step", "7").error["what"]
-    found = checkpoints.newest_whole(folder, one.layout)
-    assert found is not None
-    assert found.step == 100
-    assert checkpoints.newest_whole(folder, one.layout, below=100) is None
+    found = checkpoints.down_to_whole(folder, one.layout)
+    assert [f.step for f in found if f.verified] == [100]
+    assert [f.verified for f in found] == [False, None, False, False, True]
+    assert not any(f.verified for f in checkpoints.down_to_whole(folder, one.layout, until=99))
 
 
 def test_what_was_hashed_is_hashed_again_only_if_it_changed(one: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
