@@ -186,6 +186,8 @@ def read_tools(tools: Any) -> tuple[dict[str, Any], ...] | None:
             tools = json.loads(tools) if tools.strip() else None
         except ValueError as error:
             raise ValueError(f"tools is no JSON: {error}") from None
+        except RecursionError:
+            raise ValueError("tools is no JSON that can be read: nested too deeply") from None
     if not tools:
         return None
     if not isinstance(tools, list) or not all(isinstance(t, dict) for t in tools):

@@ -8,10 +8,12 @@ the tokenizer nor transformers. It is written beside, fsynced and renamed, so th
 from __future__ import annotations
 
 import atexit
+import glob
 import hashlib
 import itertools
 import json
 import os
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -89,6 +91,9 @@ def open_corpus(
         index = rules.scan(file)
         if index.sha256 == stamp["sha256"]:
             return Corpus(index, tuple(stamp["notes"]))
+        if not keep:
+            glance = _glance(maker, rules)
+            return replace(glance, notes=(f"the tokens kept in {file} are damaged: run makes them anew", *glance.notes))
         notes.append(f"the tokens kept in {file} were damaged and are made anew")
     notes += maker.keep(file)
     return Corpus(rules.scan(file), tuple(notes))
@@ -115,7 +120,7 @@ class _Rules:
 def _glance(maker: _Maker, rules: _Rules) -> Corpus:
     """The first lines, made into tokens that are not kept."""
     made = _passing_folder() / "tokens.jsonl"
-    notes = maker.make(made, GLANCE)
+    notes, _ = maker.make(made, GLANCE)
     index = rules.scan(made)
     if len(list(itertools.islice(_lines(maker.config.path), GLANCE + 1))) > GLANCE:
         index = replace(index, whole=False, sha256="")
@@ -217,20 +222,17 @@ class _Maker:
         Raises:
             TrainerError: the folder cannot be written.
         """
-        beside = file.with_name(f".{file.name}.{os.getpid()}")
+        # Machines may share the folder, and a pid says something on its own only.
+        own = f".{file.name}.{socket.gethostname()}."
+        beside = file.with_name(f"{own}{os.getpid()}")
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            for left in file.parent.glob(f".{file.stem}.*"):  # of a run that was killed while it wrote
+            for left in file.parent.glob(glob.escape(own) + "*"):  # of a run that was killed while it wrote
                 if not Path(f"/proc/{left.name.rpartition('.')[2]}").exists():
                     left.unlink(missing_ok=True)
             try:
-                notes = self.make(beside, None)
-                digest = hashlib.sha256()
-                with beside.open("rb") as opened:
-                    for line in opened:
-                        digest.update(line)
-                    os.fsync(opened.fileno())
-                stamp = {"schema": 1, "source": self.config.path, "sha256": digest.hexdigest(), "notes": notes}
+                notes, digest = self.make(beside, None)
+                stamp = {"schema": 1, "source": self.config.path, "sha256": digest, "notes": notes}
                 stamp["size"] = beside.stat().st_size
                 beside.rename(file)
             finally:
@@ -243,21 +245,22 @@ class _Maker:
                 f"the tokens cannot be kept: {error}", str(file.parent), "make room there, or name another data.cache"
             ) from error
 
-    def make(self, out: Path, limit: int | None) -> tuple[str, ...]:
-        """Writes one line for each line of the source; returns what the operator should know."""
+    def make(self, out: Path, limit: int | None) -> tuple[tuple[str, ...], str]:
+        """Writes one line for each line of the source; returns what the operator should know, and the lines' sha256."""
         encoder = Encoder(self.tokenizer_folder, self.config, self._own_template(), self.options, self.ends)
         encoder.check_vocabulary(self.vocab_size, Path(self.target))
         total = self.source[1] if limit is None else limit
-        digest = hashlib.sha256()
+        source, written = hashlib.sha256(), hashlib.sha256()
         done = bad = skipped = 0
         first = ""
         pace = _Pace(total, self.progress)
         with out.open("wb") as opened:
             for chunk in _chunks(_lines(self.config.path), BATCH, total):
                 for line in chunk:
-                    digest.update(line)
+                    source.update(line)
                 for made in encoder.encode(chunk):
                     opened.write(made.line)
+                    written.update(made.line)
                     done += 1
                     skipped += made.skipped
                     if made.refused is not None:
@@ -272,11 +275,13 @@ class _Maker:
                     )
             opened.flush()
             os.fsync(opened.fileno())
-        if limit is None and digest.hexdigest() != self.source[0]:
+        if limit is None and source.hexdigest() != self.source[0]:
             raise DataError("the data changed while it was read", self.config.path, "start again when it is complete")
-        if not skipped:
-            return ()
-        return (f"{skipped} turns of the assistant have no loss: the chat template leaves them out or rewrites them",)
+        notes: tuple[str, ...] = ()
+        if skipped:
+            left = "the chat template leaves them out or rewrites them"
+            notes = (f"{skipped} turns of the assistant have no loss: {left}",)
+        return notes, written.hexdigest()
 
 
 def _options(text: str | None) -> dict[str, Any]:

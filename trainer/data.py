@@ -242,8 +242,8 @@ def decode(line: bytes) -> dict[str, Any]:
         raise ValueError("empty line")
     try:
         entry: Any = json.loads(line)
-    except UnicodeDecodeError:
-        raise ValueError("not UTF-8") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 ({error.reason} at byte {error.start})") from None
     except ValueError as error:
         raise ValueError(f"no JSON: {error}") from None
     except RecursionError:

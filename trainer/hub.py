@@ -84,7 +84,7 @@ def find(
         patterns: files to look for, if it is no whole target.
 
     Raises:
-        ConfigError: the hub cannot be reached or refuses, a revision for a folder.
+        ConfigError: no folder and no hub id, the hub cannot be reached or refuses, a revision for a folder.
     """
     if not is_hub_id(path):
         if revision is not None:
@@ -95,11 +95,11 @@ def find(
             )
         return Found(path)
     wanted = tuple(patterns or SMALL + WEIGHTS)
-    folder = _cached(path, revision, wanted)
+    folder = _cached(path, revision, wanted, key)
     if folder is not None and (patterns is not None or _has_weights(folder)):
         return Found(folder, True, _note(key, path, folder))
     if not weights and patterns is None:
-        folder = _cached(path, revision, SMALL) or _fetch(path, revision, SMALL, key)
+        folder = _cached(path, revision, SMALL, key) or _fetch(path, revision, SMALL, key)
         note = f"the weights of {path} are not on this machine yet: run fetches them from the hub"
         return Found(folder, _has_weights(folder), note)
     folder = _fetch(path, revision, wanted, key)
@@ -119,14 +119,20 @@ def _has_weights(folder: str) -> bool:
     return True
 
 
-def _cached(path: str, revision: str | None, patterns: Sequence[str]) -> str | None:
+def _cached(path: str, revision: str | None, patterns: Sequence[str], key: str) -> str | None:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
         folder: str = snapshot_download(path, revision=revision, allow_patterns=list(patterns), local_files_only=True)
     except LocalEntryNotFoundError:
         return None
+    except HFValidationError as error:
+        raise ConfigError(
+            f"there is no such folder, and this is no hub id: {error}",
+            f"{key} = {path}",
+            "correct the path, or name the target as org/name",
+        ) from error
     return folder if (Path(folder) / "config.json").exists() or (Path(folder) / "tokenizer.json").exists() else None
 
 

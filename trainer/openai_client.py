@@ -192,6 +192,8 @@ class Client:
         try:
             if connection.sock is None:
                 connection.connect()
+                if expired.is_set() or self._stop.is_set():  # then nothing was there to be cut, and nobody cuts again
+                    raise TimeoutError
             reached = True
             connection.request("POST", self._base + path, body=data, headers=headers)
             response = connection.getresponse()

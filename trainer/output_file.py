@@ -39,7 +39,7 @@ def heal(file: BinaryIO, out: Path, origin: dict[str, Any], anew: bool) -> tuple
     other = False
     if raw:
         known = _read_stamp(stamp)
-        changed = sorted(k for k in origin if known.get(k) != origin[k])
+        changed = sorted(k for k in known.keys() | origin.keys() if known.get(k) != origin.get(k))
         other = bool(changed)
         if changed and not anew:
             raise ConfigError(

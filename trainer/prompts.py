@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.conversation import read_tools, read_turns
+from trainer.data import decode
 from trainer.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -76,14 +77,7 @@ def read_prompts(file: Path, *, limit: int | None = None, skip_bad: bool = False
 
 
 def _parse(number: int, line: bytes) -> Prompt:
-    try:
-        value = json.loads(line)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"no UTF-8 ({error.reason} at byte {error.start})") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"no JSON ({error.msg} at column {error.colno})") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"a JSON {type(value).__name__}, not an object")
+    value = decode(line)
     given = [key for key in ("prompt", "messages", "conversations", "input_ids") if key in value]
     if len(given) != 1:
         found = " and ".join(given) or "none of them"

@@ -15,13 +15,14 @@ import json
 import os
 import queue
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trainer.errors import ConfigError, DataError, TrainerError
+from trainer.errors import ConfigError, DataError
 from trainer.openai_client import BadAnswer, Client, Server, Stopped
 from trainer.output_file import heal, lock
 from trainer.prompts import Prompt, read_prompts
@@ -29,7 +30,7 @@ from trainer.regenerate import Plan
 
 #: Bad answers whose reasons are kept; the others are only counted.
 NAMED = 20
-#: Seconds in which threads end after their sockets were cut.
+#: Seconds in which all threads end after their sockets were cut.
 _JOIN_S = 10.0
 
 
@@ -131,7 +132,7 @@ def regenerate_from_server(
         if missing:
             most = max(10, len(usable) // 100) if max_bad is None else max_bad
             _Asking(server, sampling, missing, prompts_file, most, outcome).run(file, concurrency, progress)
-            _put_in_order(file, out)
+        _put_in_order(file, out)  # also of a call that failed in this very step
     return outcome
 
 
@@ -161,7 +162,7 @@ def _there(file: BinaryIO, prompts: dict[int, Prompt], out: Path) -> set[int]:
             entry = json.loads(raw)
             line = entry["line"]
             fits = line in prompts and line not in found and _asked(entry) == _asked_of(prompts[line])
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             fits = False
         if not fits:
             raise DataError(
@@ -259,8 +260,9 @@ class _Asking:
             self._stop.set()
             for client in clients:
                 client.close()
+            end = time.monotonic() + _JOIN_S
             for thread in threads:
-                thread.join(_JOIN_S)
+                thread.join(max(0.0, end - time.monotonic()))
 
     def _bad(self, told: _Told) -> None:
         assert told.prompt is not None and isinstance(told.fault, BadAnswer)
@@ -293,8 +295,6 @@ class _Asking:
                     self._told.put(_Told(prompt, entry, tokens))
         except Stopped:
             return
-        except TrainerError as fault:
-            self._told.put(_Told(None, fault=fault))
         except Exception as fault:  # noqa: BLE001  raised again in the main thread, which would wait for ever without it
             self._told.put(_Told(None, fault=fault))
         finally:

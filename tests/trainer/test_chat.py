@@ -233,6 +233,7 @@ def test_options_reach_the_template(show: Show) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "part of type 'image'"),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": [{}]}]}, "tool_calls in a turn of the user"),
         ({"messages": turns("a", "b"), "tools": "["}, "tools is no JSON"),
+        ({"messages": turns("a", "b"), "tools": "[" * 5000}, "tools is no JSON"),
         ({"messages": turns("a", "b"), "tools": [1]}, "tools is no list of objects"),
         ({"messages": turns("a", "b"), "conversations": []}, "it has messages and conversations"),
         ({"text": "a"}, "it has none of them"),

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -201,6 +202,33 @@ def test_check_writes_nothing_and_looks_at_the_first_lines(
     assert sorted(p.name for p in tmp_path.iterdir()) == before
     opened(many, target, tmp_path)
     assert opened(many, target, tmp_path, keep=False).index.whole  # the kept ones are looked at
+
+
+def test_check_leaves_damaged_tokens_as_they_are_and_says_so(tmp_path: Path, target: Path) -> None:
+    data = write_chats(tmp_path / "d.jsonl", 5)
+    file = Path(opened(data, target, tmp_path).index.path)
+    damaged = file.read_bytes().replace(b"1,1", b"0,1", 1)
+    file.write_bytes(damaged)
+    checked = opened(data, target, tmp_path, keep=False)
+    assert file.read_bytes() == damaged and len(checked.index.ids) == 5
+    assert "are damaged: run makes them anew" in checked.notes[0]
+
+
+def test_what_another_machine_writes_into_the_same_folder_is_left_alone(tmp_path: Path, target: Path) -> None:
+    data = write_chats(tmp_path / "d.jsonl", 5)
+    file = Path(opened(data, target, tmp_path).index.path)
+    file.unlink()
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    here = socket.gethostname()
+    # Pids of another machine: one that lives here by chance (this very one), one that does not.
+    others = [file.with_name(f".{file.name}.192.0.2.7.{pid}") for pid in (ended.pid, os.getpid())]
+    own = file.with_name(f".{file.name}.{here}.{ended.pid}")
+    for half in (*others, own):
+        half.write_text("half")
+    opened(data, target, tmp_path)
+    assert [half.read_text() for half in others] == ["half", "half"] and not own.exists()
+    assert len(file.read_bytes().splitlines()) == 5
 
 
 def test_a_cut_that_takes_all_the_loss_is_a_bad_line(tmp_path: Path, target: Path) -> None:

@@ -194,5 +194,9 @@ def test_folders_are_no_hub_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for path in ("/org/name", "./org", "../org/name", "org", "org/a/b", "~/org", "org/.hidden", "org/na me", ""):
         assert not is_hub_id(path), path
     assert find("org/name", None).folder == "org/name"
+    for path in ("models/qwen3--8b", "models/a..b", "models/" + 100 * "x"):
+        with pytest.raises(ConfigError, match="no such folder, and this is no hub id") as caught:
+            find(path, None, key="data.tokenizer")
+        assert caught.value.where == f"data.tokenizer = {path}"
     with pytest.raises(ConfigError, match="a revision belongs to a hub id"):
         find(os.fspath(tmp_path), "v1")

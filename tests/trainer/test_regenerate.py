@@ -156,13 +156,13 @@ def test_bad_prompt_lines_are_all_named(root: Path, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_bytes(
         b'{"prompt": "good"}\n{"prompt": \n\n[1]\n{"text": "x"}\n{"prompt": ""}\n{"input_ids": [1, -2]}\n'
-        b'{"prompt": "\xff"}\n{"input_ids": [true]}\n{"messages": []}\n'
+        b'{"prompt": "\xff"}\n{"input_ids": [true]}\n{"messages": []}\n' + b"[" * 5000 + b"\n"
     )
     out = tmp_path / "out.jsonl"
     arguments = ["regenerate", "--target", root / "target", "--prompts", file, "--out", out, "--max-new", "2"]
     done = call(*arguments)
     assert done.returncode == 6, done.stderr
-    for line in (2, 4, 5, 6, 7, 8, 9, 10):
+    for line in (2, 4, 5, 6, 7, 8, 9, 10, 11):
         assert f"{file}:{line}: " in done.stderr
     assert f"{file}:1: " not in done.stderr and "--skip-bad" in done.stderr and "Traceback" not in done.stderr
     assert not out.exists()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import http.client
 import ipaddress
 import json
 import random
 import signal
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from chat_server import ChatServer
 from demo_parts import LIMIT, call, call_apart, start
 
 import trainer.openai_client as client_module
+import trainer.regenerate_server as server_module
 from trainer.config import DataConfig
 from trainer.corpus import open_corpus
 from trainer.errors import ConfigError, DataError, TrainerError
@@ -81,6 +84,15 @@ def test_answers_are_training_data_in_the_prompts_order(server: ChatServer, tmp_
     assert ask(server, prompts, out).made == 0 and server.asked.total() == 40
 
 
+def test_a_file_that_was_left_in_no_order_is_ordered_by_the_next_call(server: ChatServer, tmp_path: Path) -> None:
+    prompts, out = write_prompts(tmp_path / "p.jsonl", *QUESTIONS), tmp_path / "out.jsonl"
+    ask(server, prompts, out)
+    whole = out.read_bytes()
+    out.write_bytes(b"".join(reversed(whole.splitlines(keepends=True))))  # the disk was full in the last step
+    assert ask(server, prompts, out).made == 0
+    assert out.read_bytes() == whole
+
+
 def test_faults_that_pass_are_asked_again(server: ChatServer, tmp_path: Path) -> None:
     kinds = [
         "429",
@@ -126,6 +138,50 @@ def test_no_request_outlives_its_deadline(server: ChatServer, tmp_path: Path, fa
     assert answers(tmp_path / "out.jsonl") == {0: "re: a", 2: "re: c"}
     assert outcome.bad == {"server fault": 1}
     assert outcome.named == [f"{prompts}:2: asked 2 times: no whole answer within 0.3 s"]
+
+
+def test_a_deadline_that_passes_while_connecting_ends_the_request(
+    server: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_connect, own_cut, passed = http.client.HTTPConnection.connect, client_module._cut, threading.Event()
+
+    def cut(connection: http.client.HTTPConnection) -> None:
+        own_cut(connection)
+        passed.set()
+
+    def slow(connection: http.client.HTTPConnection) -> None:
+        assert passed.wait(LIMIT)
+        own_connect(connection)
+
+    monkeypatch.setattr(client_module, "_cut", cut)
+    monkeypatch.setattr(http.client.HTTPConnection, "connect", slow)
+    with pytest.raises(TrainerError, match=r"asked 1 times: no whole answer within 0\.2 s"):
+        ask(server, write_prompts(tmp_path / "p.jsonl", "a"), tmp_path / "out.jsonl", timeout_s=0.2, retries=0)
+    assert not server.asked
+
+
+def test_threads_that_cannot_be_woken_are_waited_for_together(
+    server: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_once, stuck, begun = client_module.Client._once, threading.Event(), threading.Semaphore(0)
+
+    def once(client: client_module.Client, path: str, data: bytes) -> dict[str, Any]:
+        if b"q0" in data:
+            for _ in range(31):
+                assert begun.acquire(timeout=LIMIT)
+            return own_once(client, path, data)
+        begun.release()
+        stuck.wait(LIMIT)  # as in a name server that does not answer
+        raise client_module.Stopped
+
+    monkeypatch.setattr(client_module.Client, "_once", once)
+    monkeypatch.setattr(server_module, "_JOIN_S", 1.0)
+    server.faults["q0"] = ["404"]
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match="no such path"):
+        ask(server, write_prompts(tmp_path / "p.jsonl", *QUESTIONS[:32]), tmp_path / "out.jsonl")
+    stuck.set()
+    assert 1.0 <= time.monotonic() - began < 20.0  # and not a second for each of the 31
 
 
 @pytest.mark.parametrize(
@@ -346,7 +402,12 @@ def test_an_output_of_another_origin_or_edited_is_refused(server: ChatServer, tm
     whole = out.read_bytes()
     with pytest.raises(ConfigError, match="temperature differ"):
         ask(server, prompts, out, temperature=1.0)
+    more = tmp_path / "more.jsonl"
+    ask(server, prompts, more, seed=3, template_options={"enable_thinking": False})
+    with pytest.raises(ConfigError, match=r"\(chat_template_kwargs, seed differ\)"):
+        ask(server, prompts, more)
     for line in (
+        b"[" * 5000,
         whole.splitlines()[0],
         b'{"line": 7}',
         b"[]",
