@@ -9,7 +9,7 @@
 # make venv    only the virtual environment
 #
 # PYTHON=python3.12     another interpreter (3.11 to 3.13)
-# TESTJOBS=4              processes of make test: most tests wait more than they compute
+# TESTJOBS=4            processes of make test: most tests wait more than they compute
 # TORCH=torch==2.13.0   another torch; TORCH_PIP="--index-url URL" picks a CPU build (README, "How large is torch?")
 
 PYTHON ?= python3

@@ -185,7 +185,10 @@ def run(case: Case) -> tuple[int | None, str, float]:
         code = process.returncode
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
+        try:
+            output, _ = process.communicate(timeout=10)
+        except subprocess.TimeoutExpired as held:  # somebody with a session of his own keeps its output open
+            output = (held.output or b"").decode("utf-8", "replace") if isinstance(held.output, bytes) else ""
         code = None
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)

@@ -57,7 +57,10 @@ def main() -> int:
             os.kill(first.worker("target0"), signal.SIGKILL)
             first.until(r"event=worker_start worker=target0 life=1", after=killed)
             back = killed
+            limit = time.monotonic() + 120
             while True:  # until a progress line says that the new life computes
+                if time.monotonic() > limit:
+                    raise RuntimeError(first.tail())
                 back = first.until(STEP, after=back)
                 now = first.metrics()[-1]["workers"]["target0"]
                 if now["life"] == 1 and now["compute"] > 0:

@@ -15,6 +15,7 @@ import os
 import socket
 import sys
 import time
+import traceback
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
@@ -115,14 +116,19 @@ def main() -> int:
         child = os.fork()
         if child == 0:
             ours.close()
+            code = 1
             try:
                 consume(descriptor, layout, theirs, 2 * rounds)
+                code = 0
             finally:
-                os._exit(0)
+                if code:
+                    traceback.print_exc()
+                os._exit(code)
         theirs.close()
         through(ring, source, ours, rounds)  # the child's memory is touched for the first time here
         times.append(through(ring, source, ours, rounds))
-        os.waitpid(child, 0)
+        if os.waitpid(child, 0)[1] != 0:
+            raise RuntimeError("the other process failed, see above")
         ours.close()
     os.close(descriptor)
     moved = rounds * source.numel() * 4

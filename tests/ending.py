@@ -22,6 +22,7 @@ def end_supervisors(root: Path) -> None:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
+    raise AssertionError(f"supervisors below {root} outlived SIGKILL: {found}")
 
 
 def _below(root: Path, words: list[bytes]) -> bool:

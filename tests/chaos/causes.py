@@ -44,7 +44,7 @@ def global_fx_flag_needed() -> str:
 
 
 def hangs(scene: Scene) -> dict[str, Any]:
-    return {"limits": Limits(step_s=1.0), "grace_s": 1.0}
+    return {"limits": Limits(step_s=3.0), "grace_s": 1.0}
 
 
 def table(**ways: Way) -> Any:

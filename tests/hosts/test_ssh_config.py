@@ -128,7 +128,6 @@ def test_what_cannot_be_meant(config: SshConfig, tmp_path: Path) -> None:
 def test_match_exec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHELL", "/bin/sh")
     monkeypatch.setenv("DFLASH_SSH_PASSPHRASE", "planted")
-    monkeypatch.setattr("dflash_ops.hosts.sshconfig.EXEC_S", 0.3)
     seen = tmp_path / "seen"
     file = tmp_path / "exec"
     file.write_text(
@@ -138,5 +137,6 @@ def test_match_exec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert SshConfig(file).way("192.0.2.50")[0].user == "yes"
     assert SshConfig(file).way("192.0.2.51")[0].user == "no"
     assert "planted" not in seen.read_text()
+    monkeypatch.setattr("dflash_ops.hosts.sshconfig.EXEC_S", 0.3)
     with pytest.raises(UsageError, match=r"no end of `Match exec sleep 60` in 0\.3 s"):
         SshConfig(file).way("192.0.2.52")

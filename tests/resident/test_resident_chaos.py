@@ -16,6 +16,7 @@ from resident_lab import Lab, wait_for
 
 from dflash_ops.contracts import LIVE_STATES, State, dumps
 from dflash_ops.resident import attempts, daemon, proc
+from dflash_ops.resident.snapshot import take
 from dflash_ops.resident.watch import Watcher
 
 #: Fixed, so that a failure can be seen again; DFLASH_SEED tries another.
@@ -113,6 +114,7 @@ def test_the_loop_is_killed_again_and_again(one: Lab) -> None:
         wait_for(lambda r=record: not proc.alive(r.process), "its end")  # type: ignore[misc]
         said = one.snapshot()
         assert said.state is State.STEPPING
+        wait_for(lambda r=record: (n := daemon.running(one.layout)) and n.process != r.process, "another loop")  # type: ignore[misc]
     one.ask("exit0")
     one.until(lambda s: s.state is State.FINISHED, "the end")
     wait_for(lambda: one.events("state")[-1].data["state"] == "finished", "the journal")
@@ -296,3 +298,13 @@ def test_the_last_step_of_one_that_ends_while_it_is_looked_at(one: Lab, monkeypa
     assert said.state is State.CRASHED
     assert said.progress is not None
     assert said.progress.step == int(last)
+
+
+def test_that_the_loop_was_down_is_said_by_who_finds_it(one: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its guard may be faster; where there is none, whoever asks starts it and says so."""
+    one.start()
+    one.stepping()
+    monkeypatch.setattr(daemon, "fresh_snapshot", lambda layout: None)
+    monkeypatch.setattr(daemon, "running", lambda layout: None)
+    monkeypatch.setattr(daemon, "ensure", lambda layout: True)
+    assert any("loop was down and was started again" in w for w in take(one.layout).warnings)

@@ -78,23 +78,22 @@ def test_observing_says_what_it_would_do_and_does_nothing(one: Lab) -> None:
 
 
 def test_a_crash_loop_ends_after_two_restarts_and_is_told(one: Lab) -> None:
-    (one.control / "always-raise:boom at the same place").write_text("12")
-    begin(one)
-    held = came(one, "held")[0]
-    assert story(one).count(("action_intended", "restart")) <= 2
-    assert [e.attempt for e in one.events("attempt_started")][-1] <= 3
+    (one.control / "always-kill").write_text("12")
+    begin(one, replace(ACT, ladders={"host_oom_sigkill": ("restart",)}))
+    (held,) = came(one, "held")
+    assert story(one).count(("action_intended", "restart")) == 2
+    assert [e.attempt for e in one.events("attempt_started")] == [1, 2, 3]
     assert held.data["text"]
-    told = came(one, "told")
-    assert any("hold" in e.data["title"] or held.data["kind"] in e.data["text"] for e in told) or told
-    count = len(one.events("attempt_started"))
-    wait_for(lambda: one.events("told"), "it is told")
-    one.ok("snapshot")
-    assert len(one.events("attempt_started")) == count
+    assert any(e.data["fingerprint"] == held.data["fingerprint"] for e in came(one, "told"))
+    # The loop may hold the lease for a moment still.
+    passed = wait_for(lambda: said if (said := one.run("repair")).rc == 0 else None, "a pass")
+    assert passed.json["decision"]["verdict"] == "hold"
+    assert len(one.events("attempt_started")) == 3
 
 
 def test_a_hang_is_looked_at_before_it_is_ended(one: Lab) -> None:
     (one.control / "at15-hang").touch()
-    begin(one, limits=Limits(step_s=1.0), grace_s=1.0)
+    begin(one, limits=Limits(step_s=3.0), grace_s=1.0)
     one.until(past(15, 2), "steps beyond the hang", 60)
     came(one, "progress")
     (stacks,) = (one.layout.attempt(1).path / "evidence").glob("stacks-*.txt")
@@ -142,7 +141,7 @@ def test_ctrl_c_and_a_stop_are_never_a_crash(one: Lab) -> None:
     begin(one)
     one.stepping()
     proc.send(one.wrapper(), signal.SIGINT)
-    one.until(lambda s: s.state.value in ("stopped", "crashed"), "the end")
+    one.until(lambda s: s.state.value == "stopped", "the end")
     assert one.ok("repair")["decision"]["verdict"] == "none"
     begin(one)
     one.until(past(1, 2), "steps")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import unicodedata
@@ -339,9 +340,7 @@ def test_whatever_is_said_the_loss_is_on_the_assistant_alone(
         elif thought is not None:
             answer["content"] = f"<think>\n{thought}\n</think>\n\n{words}"
         messages += [{"role": "user", "content": question}, answer]
-    (encoder,) = _ENCODERS.setdefault(
-        (folder, template), [Encoder(folder, DataConfig(path="-"), template, {}, frozenset())]
-    )
+    encoder = encoder_of(folder, template)
     (made,) = encoder.encode([json.dumps({"messages": messages}).encode()])
     entry = json.loads(made.line)
     assert "refused" not in entry, entry
@@ -353,4 +352,6 @@ def test_whatever_is_said_the_loss_is_on_the_assistant_alone(
     assert on.count("<|im_end|>") >= sum(not w[-1:].isspace() for _, _, w in talk)
 
 
-_ENCODERS: dict[tuple[Path, str], list[Encoder]] = {}
+@functools.cache
+def encoder_of(folder: Path, template: str) -> Encoder:
+    return Encoder(folder, DataConfig(path="-"), template, {}, frozenset())

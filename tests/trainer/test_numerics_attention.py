@@ -6,6 +6,7 @@ import math
 from typing import Any
 from unittest.mock import patch
 
+import numerics_support
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,26 +23,8 @@ KINDS = (SLIDING, FULL)
 
 
 def a_config(block: int, window: int | None, causal: bool) -> DrafterConfig:
-    return DrafterConfig(
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        vocab_size=40,
-        rms_norm_eps=1e-6,
-        rope_theta=10000.0,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        max_position_embeddings=256,
-        block_size=block,
-        mask_token_id=39,
-        target_layer_ids=(1, 3),
-        num_target_layers=6,
-        layer_types=(FULL, FULL) if window is None else (SLIDING, FULL),
-        sliding_window=window,
-        causal=causal,
-    )
+    kinds = (FULL, FULL) if window is None else (SLIDING, FULL)
+    return numerics_support.a_config(block_size=block, sliding_window=window, causal=causal, layer_types=kinds)
 
 
 @st.composite

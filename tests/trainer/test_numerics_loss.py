@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from numerics_support import a_config
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,30 +16,10 @@ from trainer.anchors import pick_anchors
 from trainer.attention import build_masks
 from trainer.batch import Batch, block_input_ids, block_labels
 from trainer.drafter import Drafter
-from trainer.drafter_config import DrafterConfig
 from trainer.errors import ConfigError
 from trainer.loss import LossOut, accepted_prefix, block_loss, slot_weights, softmax_in_place, softmax_to_fuse
 
-CONFIG = DrafterConfig(
-    hidden_size=16,
-    intermediate_size=24,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=8,
-    vocab_size=40,
-    rms_norm_eps=1e-6,
-    rope_theta=10000.0,
-    rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-    max_position_embeddings=256,
-    block_size=4,
-    mask_token_id=39,
-    target_layer_ids=(1, 3),
-    num_target_layers=6,
-    layer_types=("sliding_attention", "full_attention"),
-    sliding_window=6,
-    causal=True,
-)
+CONFIG = a_config()
 TABLE = torch.randn(40, 16, generator=torch.Generator().manual_seed(2))
 HEAD = torch.randn(40, 16, generator=torch.Generator().manual_seed(4))
 MODES = [("checkpoint", True), ("checkpoint", False), ("fused", False)]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from numerics_support import a_config
 from torch import Tensor
 
 from trainer.anchors import pick_anchors
@@ -17,31 +17,6 @@ from trainer.drafter import ContextCache, Drafter, gated, rms_norm, turn
 from trainer.drafter_config import DrafterConfig
 from trainer.errors import ConfigError
 from trainer.taps import tap_layer_ids
-
-
-def a_config(**changes: Any) -> DrafterConfig:
-    config = DrafterConfig(
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        vocab_size=40,
-        rms_norm_eps=1e-6,
-        rope_theta=10000.0,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        max_position_embeddings=256,
-        block_size=4,
-        mask_token_id=39,
-        target_layer_ids=(1, 3),
-        num_target_layers=6,
-        layer_types=("sliding_attention", "full_attention"),
-        sliding_window=6,
-        causal=True,
-    )
-    return replace(config, **changes)
-
 
 # Taps
 

@@ -153,7 +153,10 @@ class Net(nn.Module):
 
 def test_norms_do_not_decay_and_moments_are_there_before_the_first_step() -> None:
     masters = Masters(Net(), weight_decay=0.5, fused=False)
-    assert all(torch.equal(masters.tensor("exp_avg_sq", n), torch.zeros(2)) for n in ("norm",))
+    assert set(masters.parameters) == {"wide", "norm"}
+    for kind in ("exp_avg", "exp_avg_sq"):
+        for name, parameter in masters.parameters.items():
+            assert torch.equal(masters.tensor(kind, name), torch.zeros_like(parameter))
     for parameter in masters.parameters.values():
         parameter.grad = torch.zeros_like(parameter)
     assert masters.step(lr=0.1, clip=1.0) == 0.0

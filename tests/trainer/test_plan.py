@@ -246,7 +246,7 @@ def test_every_batch_once_whole_prefixes_and_an_end(
     if highest is None:
         assert len(crowd.trained) == total
     else:
-        assert len(crowd.trained) == highest + 1 or (deaths and len(crowd.trained) <= highest)
+        assert len(crowd.trained) == highest + 1 or (crowd.falls and len(crowd.trained) <= highest)
     if crowd.trained:
         assert crowd.commits[-1].upto == len(crowd.trained)
         assert crowd.saves[-1].step == crowd.commits[-1].step == scheduler.step

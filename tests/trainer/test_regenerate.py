@@ -173,19 +173,22 @@ def test_bad_prompt_lines_are_all_named(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "fault"),
+    ("line", "fault", "place"),
     [
-        ({"input_ids": [5, 260]}, "not below the target's vocabulary"),
-        ({"prompt": "x" * 1020}, "pass the target's length"),
-        ({"messages": [{"role": "user", "content": "hi"}]}, "no chat template"),
+        ({"input_ids": [5, 260]}, "not below the target's vocabulary", "line"),
+        ({"prompt": "x" * 1020}, "pass the target's length", "line"),
+        ({"messages": [{"role": "user", "content": "hi"}]}, "no chat template", "target"),
     ],
 )
-def test_prompts_that_do_not_fit_the_target(root: Path, tmp_path: Path, line: dict[str, object], fault: str) -> None:
+def test_prompts_that_do_not_fit_the_target(
+    root: Path, tmp_path: Path, line: dict[str, object], fault: str, place: str
+) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps({"prompt": "fits"}) + "\n" + json.dumps(line) + "\n")
     with pytest.raises((DataError, ConfigError), match=fault) as caught:
         regenerate(root / "target", file, tmp_path / "out.jsonl", max_new=8, batch=2)
-    assert f"{file}:2: " in caught.value.what or caught.value.where == str(root / "target")
+    assert (f"{file}:2: " in caught.value.what) == (place == "line")
+    assert (caught.value.where == str(root / "target")) == (place == "target")
     assert not (tmp_path / "out.jsonl").read_bytes()
 
 

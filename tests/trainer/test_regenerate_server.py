@@ -72,7 +72,7 @@ ALL = {n: f"re: q{n}" for n in range(40)}
 
 def test_answers_are_training_data_in_the_prompts_order(server: ChatServer, tmp_path: Path) -> None:
     prompts, out = write_prompts(tmp_path / "p.jsonl", *QUESTIONS), tmp_path / "out.jsonl"
-    server.delay_s = 0.02
+    server.delay_s = 0.2
     told: list[tuple[int, int]] = []
     outcome = ask(server, prompts, out, concurrency=8, progress=lambda *a: told.append(a))
     assert answers(out) == ALL and [r["line"] for r in rows(out)] == list(range(40))
@@ -134,10 +134,10 @@ def test_a_connection_that_was_let_go_costs_no_try(server: ChatServer, tmp_path:
 def test_no_request_outlives_its_deadline(server: ChatServer, tmp_path: Path, fault: str) -> None:
     server.faults["a"], server.faults["b"] = [fault], [fault] * 5
     prompts = write_prompts(tmp_path / "p.jsonl", "a", "b", "c")
-    outcome = ask(server, prompts, tmp_path / "out.jsonl", timeout_s=0.3, retries=1)
+    outcome = ask(server, prompts, tmp_path / "out.jsonl", timeout_s=2.0, retries=1)
     assert answers(tmp_path / "out.jsonl") == {0: "re: a", 2: "re: c"}
     assert outcome.bad == {"server fault": 1}
-    assert outcome.named == [f"{prompts}:2: asked 2 times: no whole answer within 0.3 s"]
+    assert outcome.named == [f"{prompts}:2: asked 2 times: no whole answer within 2 s"]
 
 
 def test_a_deadline_that_passes_while_connecting_ends_the_request(
@@ -272,7 +272,8 @@ def test_a_server_that_goes_away_and_comes_back(server: ChatServer, tmp_path: Pa
 
 def test_killed_at_random_moments_nothing_is_lost_or_doubled(server: ChatServer, tmp_path: Path) -> None:
     prompts, out = write_prompts(tmp_path / "p.jsonl", *QUESTIONS), tmp_path / "out.jsonl"
-    server.delay_s = 0.1
+    server.delay_s = 0.4
+    rng = random.Random(11)
     arguments = [
         "regenerate", "--server", server.url, "--model", "t", "--prompts", prompts, "--out", out, "--max-new", "64",
         "--concurrency", "4",
@@ -283,7 +284,8 @@ def test_killed_at_random_moments_nothing_is_lost_or_doubled(server: ChatServer,
         limit = time.monotonic() + LIMIT
         while not (out.exists() and out.read_bytes().count(b"\n") >= len(kept) + more) and time.monotonic() < limit:
             time.sleep(0.005)
-        time.sleep(random.random() * 0.1)
+        assert out.read_bytes().count(b"\n") >= len(kept) + more
+        time.sleep(rng.random() * 0.1)
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=LIMIT)
         raw = out.read_bytes()
@@ -474,5 +476,5 @@ def test_tls_is_checked(server: ChatServer, tmp_path: Path, monkeypatch: pytest.
     assert not server.asked
     monkeypatch.setenv("SSL_CERT_FILE", str(file))
     server.faults["a"], server.faults["b"] = ["cut"], ["drip"]
-    ask(url, prompts, tmp_path / "out.jsonl", timeout_s=0.6)
+    ask(url, prompts, tmp_path / "out.jsonl", timeout_s=3.0)
     assert answers(tmp_path / "out.jsonl") == {0: "re: a", 1: "re: b"}
