@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json as json_
 import os
@@ -126,38 +127,45 @@ class Watch:
     def look(self) -> list[str]:
         """One look and what follows from it: lines for people."""
         from dflash_ops.collect.outside import look
-        from dflash_ops.supervise.outside import changes, clock, conditions
+        from dflash_ops.contracts import clock
+        from dflash_ops.supervise.outside import changes, conditions
 
         try:
             host = self._hosts[self._job.host]
-            seen = look(host, self._job, self._below(), self._memory.seen.t if self._memory.seen else None)
+            seen = look(host, self._job, self._below(), self._memory)
         except DflashError as error:
             self.code = max(1, error.exit_code)
-            return self._once(f"cannot be judged: {error.what}")
+            said = self._once(f"cannot be judged: {error.what}")
+            return [f"{clock(time.time())} {self._label}: {text}" for text in said]
         self._memory, news = changes(self._memory, seen)
         now = conditions(seen)
         self.code = 5 if seen.fault == "unreachable" else 1 if now else 0
+        said, fault = [], ""
         try:
             said = self._act(seen)
             self._save()
-        except OSError as error:  # what cannot be written down is not done, and what was said is said again
-            said = [f"nothing is done: {error.filename or self._at} cannot be written: {error.strerror}"]
+        except OSError as error:  # what cannot be written down is not done; a later run says again what was said
+            fault = f"{error.filename or self._at} cannot be written: {error.strerror}"
+        except DflashError as error:
+            fault = error.what
+        if fault:
             self.code = max(1, self.code)
+            said += [text if said else f"nothing is done: {text}" for text in self._once(fault)]
+        else:
+            self._fault = ""
         self._tell(news, said)
-        self._fault = ""
         texts = [f"{clock(c.t)} {self._label}: {c.text}" for c in news]
         return [*texts, *(f"{clock(seen.t)} {self._label}: {text}" for text in said)]
 
     def _once(self, fault: str) -> list[str]:
-        """What keeps it from judging, said once while it lasts."""
-        from dflash_ops.supervise.outside import clock
-
+        """What keeps it from judging or doing, said once while it lasts."""
         known, self._fault = self._fault == fault, fault
-        return [] if known else [f"{clock(time.time())} {self._label}: {fault}"]
+        return [] if known else [fault]
 
     def row(self) -> tuple[str, str, str, str, str]:
         """Job, host, state, since, lease."""
-        from dflash_ops.supervise.outside import clock, words
+        from dflash_ops.contracts import clock
+        from dflash_ops.supervise.outside import words
 
         m = self._memory
         state = ", ".join(map(words, m.since)) or (m.seen.state.value if m.seen else "-")
@@ -226,7 +234,8 @@ class Watch:
             return
         told.update({f"{c.key}:{c.begun}": now for c in fresh})
         self._memory = replace(self._memory, notified=told)
-        self._save()
+        with contextlib.suppress(OSError):  # said by `look`; people are told all the same
+            self._save()
         title, text = message(self._label, texts)
 
         def send() -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from typing import Any
+from typing import Any, TypeVar
 
 from dflash_ops.collect import kernel
-from dflash_ops.contracts import Finding, Process, Snapshot, from_dict
+from dflash_ops.contracts import Finding, Snapshot, from_dict
 from dflash_ops.contracts.evidence import Evidence
 from dflash_ops.errors import (
     ContainerLocked,
@@ -23,11 +23,14 @@ from dflash_ops.errors import (
 )
 from dflash_ops.hosts.base import Host
 from dflash_ops.inventory import Job
+from dflash_ops.resident.daemon import LoopRecord
+from dflash_ops.resident.lease import TTL_S, LeaseRecord
 from dflash_ops.supervise.detect import gpu
 from dflash_ops.supervise.detect.history import History
-from dflash_ops.supervise.outside import UNREACHABLE, Inside, Look
+from dflash_ops.supervise.outside import UNREACHABLE, Inside, Look, Memory
 
 ASK_S = 20.0
+Record = TypeVar("Record", LeaseRecord, LoopRecord)
 
 #: `$1` root, `$2` a mark. Each file after a line `<mark> <name>`; of who is named by pid, its line in /proc as well.
 PROBE = r"""printf '%s now\n' "$2"; date +%s
@@ -46,27 +49,33 @@ _FAULTS: tuple[tuple[type[HostError], str], ...] = (
 )
 
 
-def look(host: Host, job: Job, below: kernel.KernelHost, since: float | None) -> Look:
+def look(host: Host, job: Job, below: kernel.KernelHost, memory: Memory) -> Look:
     """Where the job stands, and what the kernel below it said.
 
     Args:
         below: the machine whose kernel it runs on.
-        since: time of the look before, by our clock; None: the first one, which tells no old lines of the kernel.
+        memory: of the looks before; without one no line of the kernel is told, for all are old.
 
     Raises:
         ContractError: the machine answered, and not in the agreed form.
     """
     mark = f"dflash-{secrets.token_hex(8)}"
+    ahead_s = memory.seen.ahead_s if memory.seen is not None else 0.0
     try:
         done = host.run(["sh", "-c", PROBE, "sh", job.root, mark], deadline=ASK_S)
     except HostError as error:
         fault = next(word for kind, word in _FAULTS if isinstance(error, kind))
         detail = f"{error.what} ({error.where})" if error.where else error.what
         # Of a container that went away the kernel may know why.
-        lines = _kernel(below, since) if fault != UNREACHABLE and below.container is not None else ()
-        return Look(time.time(), fault, detail, kernel=lines)
+        asked = fault != UNREACHABLE and below.container is not None
+        lines, until = _kernel(below, memory.kernel_t, ahead_s) if asked else ((), None)
+        return Look(time.time(), fault, detail, kernel=lines, kernel_t=until)
     inside = _inside(done.text, mark, f"{host.name}: {job.root}")
-    return Look(time.time(), inside=inside, kernel=_kernel(below, since))
+    if inside is not None:
+        ahead_s = inside.ahead_s
+    t = time.time()
+    lines, until = _kernel(below, memory.kernel_t, ahead_s)
+    return Look(t, inside=inside, kernel=lines, kernel_t=until)
 
 
 def _inside(text: str, mark: str, where: str) -> Inside | None:
@@ -80,10 +89,10 @@ def _inside(text: str, mark: str, where: str) -> Inside | None:
         return None
     snapshot = from_dict(Snapshot, _object(parts["snapshot.json"], f"{where}/run/snapshot.json"), "snapshot.json")
     now = float(parts["now"])
-    held = _object(parts["lease"], f"{where}/run/lease") if parts["lease"] else {}
-    expires = held.get("expires")
-    live = _lives(held, parts["lease.stat"]) and isinstance(expires, (int, float)) and expires > now
-    resident = _object(parts["resident.json"], f"{where}/run/resident.json") if parts["resident.json"] else {}
+    held = _record(LeaseRecord, parts, "lease", where)
+    # As `resident.lease.holder` asks: what lies further ahead was written before a clock jumped back.
+    live = held is not None and _lives(held, parts["lease.stat"]) and now < held.expires <= now + 2 * TTL_S
+    resident = _record(LoopRecord, parts, "resident.json", where)
     return Inside(
         time.time(),
         snapshot.state,
@@ -92,9 +101,17 @@ def _inside(text: str, mark: str, where: str) -> Inside | None:
         snapshot.progress.step if snapshot.progress is not None else None,
         snapshot.since,
         max(0.0, now - snapshot.t),
-        _lives(resident, parts["resident.json.stat"]),
-        str(held.get("owner") or "?") if live else "",
+        resident is not None and _lives(resident, parts["resident.json.stat"]),
+        (held.owner or "?") if held is not None and live else "",
+        now - time.time(),
     )
+
+
+def _record(kind: type[Record], parts: dict[str, str], name: str, where: str) -> Record | None:
+    """A file of the run folder; None where there is none."""
+    if not parts[name]:
+        return None
+    return from_dict(kind, _object(parts[name], f"{where}/run/{name}"), f"{where}/run/{name}")
 
 
 def _object(text: str, where: str) -> dict[str, Any]:
@@ -107,29 +124,37 @@ def _object(text: str, where: str) -> dict[str, Any]:
     return said
 
 
-def _lives(record: dict[str, Any], stat: str) -> bool:
+def _lives(record: LeaseRecord | LoopRecord, stat: str) -> bool:
     """Whether the line of /proc is that of the process on record: same start time, no zombie."""
     fields = stat.rpartition(") ")[2].split()
     if len(fields) < 20 or fields[0] in ("Z", "X") or not fields[19].isdigit():
         return False
-    return Process(int(record.get("pid") or 0), int(record.get("start") or 0)).start == int(fields[19])
+    return record.start == int(fields[19])
 
 
-def _kernel(below: kernel.KernelHost, since: float | None) -> tuple[Finding, ...]:
-    """Xid, ECC and OOM lines since then; none where the log may not be read, or at the first look."""
+def _kernel(below: kernel.KernelHost, since: float | None, ahead_s: float) -> tuple[tuple[Finding, ...], float | None]:
+    """Xid, ECC and OOM lines since then (none at the first look), and up to when (our clock) they are known now: None
+    where the log cannot be read; its lines are still there at the next look.
+
+    Args:
+        ahead_s: that machine's clock minus ours.
+    """
+    t = time.time()
     if since is None:
-        return ()
-    now = time.time()
+        return (), t
+    now = t + ahead_s
     try:
-        part, _ = kernel.fetch(below, Evidence(0, True, now, (), started=since, ended=None))
+        part, _ = kernel.fetch(below, Evidence(0, True, now, (), started=since + ahead_s, ended=None))
     except DflashError:
-        return ()  # it says nothing now; its lines are still there at the next look
+        return (), None
+    if part.status == "missing":
+        return (), None
     lines = tuple(part.data.decode("utf-8", "replace").splitlines())
     found = gpu.detect(History(now, kernel=lines))
     cards = found if isinstance(found, list) else []
     kills = [
         Finding("oom_kill", "the kernel killed a process for want of memory", now, severity="alarm", evidence=(line,))
         for line in lines
-        if "Killed process" in line or "oom-kill:" in line
+        if "Killed process" in line  # `oom-kill:`, some lines before it, is of the same kill
     ]
-    return (*cards, *kills[:16])
+    return (*cards, *kills[:16]), t

@@ -6,6 +6,7 @@ Standard library only, Python 3.10 syntax: the resident ships this package into 
 from dflash_ops.contracts.action import (
     ENV_PREFIXES,
     FORBIDDEN,
+    GOES_BACK,
     RULES,
     Action,
     ActionRule,
@@ -21,7 +22,8 @@ from dflash_ops.contracts.incident import Deed, Incident, IncidentLine, Incident
 from dflash_ops.contracts.job import JobSpec, Limits
 from dflash_ops.contracts.journal import Event, decode_journal, encode_event
 from dflash_ops.contracts.layout import AttemptLayout, Layout
-from dflash_ops.contracts.ledger import SETTLED, Case, Ledger, Outcome, Tried
+from dflash_ops.contracts.ledger import Case, Ledger, Outcome, Tried
+from dflash_ops.contracts.moment import clock
 from dflash_ops.contracts.overlay import Layer, Overlay, RemedyTable, Way
 from dflash_ops.contracts.policy import MOST_ATTEMPTS, Budgets, Policy
 from dflash_ops.contracts.progress import ProgressLine, ProgressPattern, format_progress, parse_line
@@ -41,10 +43,10 @@ from dflash_ops.contracts.states import LIVE_STATES, State, TrainerExit, signal_
 __all__ = [
     "ENV_PREFIXES",
     "FORBIDDEN",
+    "GOES_BACK",
     "LIVE_STATES",
     "MOST_ATTEMPTS",
     "RULES",
-    "SETTLED",
     "Action",
     "ActionRule",
     "AttemptLayout",
@@ -92,6 +94,7 @@ __all__ = [
     "Verdict",
     "Way",
     "WorkerShares",
+    "clock",
     "decode_journal",
     "dumps",
     "encode_event",

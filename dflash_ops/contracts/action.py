@@ -57,7 +57,6 @@ class ActionRule:
         changes: it adds a layer to the overlay, which can be undone.
         table: a trainer does it in a way of its own: its remedies table must name it.
         side: `inside` the container (the resident), or `outside` (the operator's machine).
-        params: names of `Decision.params` that it may carry.
     """
 
     text: str
@@ -66,11 +65,10 @@ class ActionRule:
     changes: bool = False
     table: bool = False
     side: str = "inside"
-    params: tuple[str, ...] = ()
 
 
-def _change(text: str, floor: str = "B", table: bool = True, params: tuple[str, ...] = ()) -> ActionRule:
-    return ActionRule(text, floor, changes=True, table=table, params=params)
+def _change(text: str, floor: str = "B", table: bool = True) -> ActionRule:
+    return ActionRule(text, floor, changes=True, table=table)
 
 
 RULES: Mapping[Action, ActionRule] = MappingProxyType(
@@ -79,9 +77,9 @@ RULES: Mapping[Action, ActionRule] = MappingProxyType(
         Action.HOLD: ActionRule("do nothing more until a person has looked", starts=False),
         Action.DUMP_STACKS: ActionRule("write down where every worker stands", starts=False),
         Action.RESTART: ActionRule("start again from the newest checkpoint"),
-        Action.RESUME_LATEST: ActionRule("start again from the newest one that verifies", params=("checkpoint",)),
+        Action.RESUME_LATEST: ActionRule("start again from the newest one that verifies"),
         Action.RESUME_EARLIER: ActionRule(
-            "set newer checkpoints aside and start again from an older one that verifies", params=("checkpoint",)
+            "set newer checkpoints aside and start again from an older one that verifies"
         ),
         Action.FRESH_START_ASIDE: ActionRule("set all checkpoints aside and start from the beginning", "B"),
         Action.WAIT_MEMORY: ActionRule("wait until GPU memory is given back, then start again"),
@@ -89,25 +87,28 @@ RULES: Mapping[Action, ActionRule] = MappingProxyType(
         Action.WAIT_NETWORK: ActionRule("wait until the network answers, then start again"),
         Action.WAIT_LOCK: ActionRule("wait until another task lets the container go", starts=False, side="outside"),
         Action.NEW_PORT: _change("start again on a free port", "A", table=False),
-        Action.RAISE_NOFILE: _change("start again with more open files allowed", "A", table=False, params=("nofile",)),
+        Action.RAISE_NOFILE: _change("start again with more open files allowed", "A", table=False),
         Action.FRESH_COMPILE_CACHE: _change("start again with a compile cache of its own", "A", table=False),
         Action.LOSS_REENTRANT: _change("compute the loss with reentrant checkpointing"),
         Action.LOSS_NONREENTRANT: _change("compute the loss with non-reentrant checkpointing"),
         Action.LOSS_FUSED: _change("compute the loss fused, without recomputation"),
         Action.WORKERS_PROCESSES: _change("run each device's worker in a process of its own"),
         Action.COMPILE_LOCK: _change("one lock around everything that may compile"),
-        Action.ENV_CHANGE: _change("start again with other environment variables", "A", table=False, params=("env",)),
+        Action.ENV_CHANGE: _change("start again with other environment variables", "A", table=False),
         Action.SMALLER_ANCHORS: _change("fewer anchors a pass, as many in an optimiser step"),
-        Action.EXCLUDE_DEVICE: _change("leave one device out and divide the others anew", params=("device",)),
-        Action.ROLLBACK_RELEASE: ActionRule("start the release that ran before", "B", params=("release",)),
+        Action.EXCLUDE_DEVICE: _change("leave one device out and divide the others anew"),
+        Action.ROLLBACK_RELEASE: ActionRule("start the release that ran before", "B"),
         Action.UNDO_OVERLAY: ActionRule("take back changes of our own and start again"),
-        Action.QUARANTINE_SAMPLE: _change("leave the named sample out", params=("sample",)),
+        Action.QUARANTINE_SAMPLE: _change("leave the named sample out"),
         Action.DISABLE_TRACKER: _change("start again without the experiment tracker", "B", table=False),
         Action.ADOPT_SESSION: ActionRule("watch on a trainer that lives without its session", starts=False),
         Action.REDEPLOY: ActionRule("send the release again and start", side="outside"),
         Action.START_CONTAINER: ActionRule("start the container, then the job", "B", side="outside"),
     }
 )
+
+#: They start from one given checkpoint: newer ones are set aside, because a trainer takes the newest that it finds.
+GOES_BACK = frozenset({Action.RESUME_LATEST, Action.RESUME_EARLIER})
 
 #: Never done by any supervisor, whatever a playbook says (laws of supervision, 6). None of them has an action; these
 #: words are looked for in what a playbook or a remedies table would have us run.

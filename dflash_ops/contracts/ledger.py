@@ -23,10 +23,6 @@ class Outcome(str, Enum):
     VERIFIED = "verified"  # steps beyond the one where it had failed
 
 
-#: Outcomes after which nothing more is expected of an action.
-SETTLED = frozenset(set(Outcome) - {Outcome.INTENDED, Outcome.DONE})
-
-
 @dataclass(frozen=True)
 class Tried:
     """One action for one fingerprint. `attempt` is the one that had failed, `started` the one that it began."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dflash_ops.contracts import RULES, Action, Decision, Ledger, Overlay, Verdict, to_dict
+from dflash_ops.contracts import GOES_BACK, RULES, Action, Decision, Ledger, Overlay, Verdict, to_dict
 from dflash_ops.errors import LeaseLost
 from dflash_ops.supervise.effects import EffectFailed, Effects
 from dflash_ops.supervise.notice import held
@@ -95,7 +95,7 @@ def _steps(decision: Decision, effects: Effects, ledger: Ledger) -> Done:
     effects.wait_for("memory", MEMORY_S)
     _fenced(effects)
     detail = ""
-    if action in (Action.RESUME_EARLIER, Action.RESUME_LATEST):
+    if action in GOES_BACK:
         # Also for the newest one that verifies: a trainer takes the newest, whole or not.
         detail = effects.set_aside(int(decision.params["step"]), decision.reason)
     elif action is Action.FRESH_START_ASIDE:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dflash_ops.contracts import (
+    GOES_BACK,
     LIVE_STATES,
     MOST_ATTEMPTS,
     RULES,
@@ -261,7 +262,7 @@ def _order(
 def _undo_text(layer: bool, drop: tuple[str, ...], action: Action) -> str:
     if layer:
         return "take its layer off run/overlay.json and start again (undo_overlay)"
-    if action in (Action.RESUME_EARLIER, Action.FRESH_START_ASIDE):
+    if action in GOES_BACK or action is Action.FRESH_START_ASIDE:
         return "dflash-ops checkpoints restore: what was set aside is moved back whole"
     if drop:
         return "none needed: it takes back changes of our own"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from dflash_ops.contracts import RULES, Action, JobSpec, Ledger, Overlay
+from dflash_ops.contracts import GOES_BACK, RULES, Action, JobSpec, Ledger, Overlay
 from dflash_ops.contracts.overlay import Layer
 from dflash_ops.supervise.remedies import apply
 from dflash_ops.supervise.situation import Situation
@@ -39,7 +39,7 @@ def dry_run(
         )
     if action in _WAITS:
         lines.append(_WAITS[action])
-    if action is Action.RESUME_EARLIER:
+    if action in GOES_BACK:
         lines.append(
             f"move checkpoints newer than step {params.get('step')} to checkpoints.aside/, whole, with a manifest"
         )

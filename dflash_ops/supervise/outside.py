@@ -6,11 +6,10 @@ known and is never judged by it: a job that cannot be reached is `unreachable si
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from dflash_ops.contracts import LIVE_STATES, Diagnosis, EvidenceLine, Finding, State
+from dflash_ops.contracts import LIVE_STATES, Diagnosis, EvidenceLine, Finding, State, clock
 from dflash_ops.supervise.problem import key
 from dflash_ops.supervise.situation import Situation
 
@@ -29,7 +28,12 @@ BLIND = frozenset({UNREACHABLE, STOPPED, "container_locked", "container_missing"
 
 @dataclass(frozen=True)
 class Inside:
-    """What the job's own files say at one look. `age_s`: of the snapshot, by that machine's clock."""
+    """What the job's own files say at one look.
+
+    Attributes:
+        t: when, by our clock. since: of the state, by that machine's.
+        age_s: of the snapshot, by that machine's clock. ahead_s: that machine's clock minus ours.
+    """
 
     t: float
     state: State = State.UNKNOWN
@@ -40,22 +44,26 @@ class Inside:
     age_s: float | None = None
     resident: bool = False
     lease: str = ""
+    ahead_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Look:
-    """One look. `fault`: a word of BLIND, "" where the machine answered; `inside`: None where nothing ever ran."""
+    """One look. `fault`: a word of BLIND, "" where the machine answered; `inside`: None where nothing ever ran;
+    `kernel_t`: up to when the kernel's lines are known, None where they could not be read."""
 
     t: float
     fault: str = ""
     detail: str = ""
     inside: Inside | None = None
     kernel: tuple[Finding, ...] = ()
+    kernel_t: float | None = None
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What was said already. `since`: condition -> when it was first seen; `seen`: the last look inside."""
+    """What was said already. `since`: condition -> when it was first seen; `seen`: the last look inside; `kernel_t`:
+    as in the last look that could read the kernel's lines, None before the first one."""
 
     SCHEMA: ClassVar[int] = 1
 
@@ -63,6 +71,7 @@ class Memory:
     texts: dict[str, str] = field(default_factory=dict)
     seen: Inside | None = None
     kernel: tuple[str, ...] = ()
+    kernel_t: float | None = None
     notified: dict[str, float] = field(default_factory=dict)
     schema: int = 1
 
@@ -105,12 +114,14 @@ def changes(memory: Memory, look: Look) -> tuple[Memory, tuple[Change, ...]]:
             since[word], texts[word] = look.t, text
             said.append(Change(look.t, word, f"{words(word)} since {clock(look.t)}: {text}"))
     for word in list(since):
-        # Blind, what was wrong inside is not known to be over.
-        if word in now or (look.fault and word not in BLIND):
+        # Blind, what was wrong inside is not known to be over; nor is anything where not even pct can be asked.
+        if word in now or look.fault == UNREACHABLE or (look.fault and word not in BLIND):
             continue
         began = since.pop(word)
         texts.pop(word, None)
         said.append(Change(look.t, word, f"no longer {words(word)}, after {look.t - began:.0f} s", False))
+    if look.kernel_t is not None:
+        memory = replace(memory, kernel_t=look.kernel_t)
     for finding in look.kernel:
         line = (finding.evidence or (finding.text,))[0]
         if line not in memory.kernel:
@@ -128,10 +139,6 @@ def changes(memory: Memory, look: Look) -> tuple[Memory, tuple[Change, ...]]:
 
 def words(condition: str) -> str:
     return condition.replace("_", " ")
-
-
-def clock(t: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(t))
 
 
 def situation(look: Look, memory: Memory, job: str, place: str) -> Situation:

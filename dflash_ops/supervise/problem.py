@@ -7,7 +7,6 @@ not list for this kind needs the owner's word (grade B at least); a condition in
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -23,6 +22,7 @@ from dflash_ops.contracts import (
     State,
     worse_grade,
 )
+from dflash_ops.supervise.detect import gpu
 from dflash_ops.supervise.situation import Situation
 from dflash_ops.supervise.stacks import odd, parse
 from dflash_ops.triage.playbook import Playbooks
@@ -49,13 +49,14 @@ _PASSING = frozenset(
         Action.RAISE_NOFILE,
     }
 )
-_BAD_XID = re.compile(r"Xid\b.{0,40}?\b(?:48|63|64|74|79|95|119|120)\b")
+#: An error that the card contained: only the process that it hit has to start again.
+_CONTAINED = 94
 _MOST_LINES = 8
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a ladder. `listed`: the playbook names it for this kind."""
+    """One step of a ladder."""
 
     action: Action
     grade: str
@@ -63,7 +64,6 @@ class Step:
     text: str = ""
     command: str = ""
     when: str = ""
-    listed: bool = True
 
 
 @dataclass(frozen=True)
@@ -215,12 +215,13 @@ def _own_step(name: str, listed: tuple[Remedy, ...]) -> Step | None:
         return replace(step, limit=2) if step is not None and step.action is Action.RESTART else step
     action = Action(name)
     grade = worse_grade(RULES[action].floor, "B")
-    return Step(action, grade, 2 if action is Action.RESTART else 1, RULES[action].text, listed=False)
+    return Step(action, grade, 2 if action is Action.RESTART else 1, RULES[action].text)
 
 
 def _no_bad_xid(problem: Problem, situation: Situation, ledger: Ledger) -> bool:
     texts = [e.text for e in problem.evidence] + [line for f in situation.findings for line in f.evidence]
-    return not any(_BAD_XID.search(text) for text in texts)
+    numbers = {int(match["number"]) for text in texts for match in gpu.XID.finditer(text)}
+    return not numbers & (gpu.HARDWARE - {_CONTAINED})
 
 
 #: Conditions that playbooks write in words, as code.

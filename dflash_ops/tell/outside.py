@@ -16,11 +16,11 @@ from dflash_ops.contracts import LIVE_STATES, Decision, Outcome, Verdict, to_dic
 from dflash_ops.errors import DflashError
 from dflash_ops.hosts.base import Completed, Host
 from dflash_ops.hosts.lxc import CLEAN
-from dflash_ops.hosts.pct import status_of
+from dflash_ops.hosts.pct import first_line, status_of
 from dflash_ops.inventory import Job
 from dflash_ops.resident import journal
 from dflash_ops.supervise.decide import decide
-from dflash_ops.supervise.ledger import SUPERVISOR, rebuild
+from dflash_ops.supervise.ledger import SUPERVISOR, fold, rebuild
 from dflash_ops.supervise.notice import held, notice
 from dflash_ops.supervise.outside import STOPPED, Look, Memory, situation
 from dflash_ops.triage.playbook import Playbooks
@@ -55,9 +55,13 @@ class Container:
         Raises:
             HostError: the Proxmox host cannot be asked.
         """
-        status = status_of(self._pct("status", STATUS_S).text)
+        asked = self._pct("status", STATUS_S)
+        status = status_of(asked.text)
+        if status is None:
+            said = first_line(asked.error_text) or first_line(asked.text)
+            return f"pct status ended with {asked.rc}" + (f": {said}" if said else "")
         if status != "stopped":
-            return f"pct says that it is {status or 'unknown'}, not stopped"
+            return f"pct says that it is {status}, not stopped"
         done = self._pct("start", START_S)
         said = (done.error_text.strip() or done.text.strip())[:300]
         return None if done.rc == 0 else f"pct start ended with {done.rc}: {said}"
@@ -82,8 +86,8 @@ def outside_pass(
     evidence = situation(look, memory, job.name, container.name)
     ledger = rebuild(journal.read(record)[0])
     for note in notice(evidence, playbooks, ledger, time.time()):
-        journal.append(record, note.event, actor=SUPERVISOR, attempt=note.attempt, data=note.data)
-    ledger = rebuild(journal.read(record)[0])
+        said = journal.append(record, note.event, actor=SUPERVISOR, attempt=note.attempt, data=note.data)
+        ledger = fold(ledger, said)
     decision = decide(evidence, playbooks, ledger, job.policy, time.time())
     if decision.verdict is not Verdict.ACT or decision.action != "start_container":
         told = held(decision)

@@ -226,6 +226,14 @@ def test_a_damaged_checkpoint_goes_aside_for_an_older_one_that_verifies() -> Non
     assert "restore" in decision.undo
 
 
+def test_the_newest_that_verifies_has_newer_ones_set_aside_and_says_so() -> None:
+    policy = Policy("act", (f"{FX}:resume_latest",), ladders={FX: ("resume_latest",)})
+    decision = Job(policy).crash(FX, checkpoints=_two(False, True))
+    assert (decision.action, decision.params["step"]) == ("resume_latest", 50)
+    assert "move checkpoints newer than step 50 to checkpoints.aside/" in decision.command
+    assert "restore" in decision.undo
+
+
 def test_all_checkpoints_damaged_begin_anew_only_where_that_is_allowed() -> None:
     held_ = Job().crash("corrupted_checkpoint", checkpoints=_two(False, False))
     assert held_.verdict is Verdict.HOLD
@@ -519,3 +527,6 @@ def test_an_xid_of_the_hardware_is_no_case_for_a_restart() -> None:
     line = EvidenceLine("NVRM: Xid (PCI:0000:18:00): 48, pid=41, Double Bit ECC Error", 3, "kernel")
     bad = replace(contained, diagnosis=replace(contained.diagnosis, evidence=(line,)))
     assert Job().look(bad).verdict is Verdict.HOLD
+    text = "NVRM: Xid (PCI:0000:63:00): 94, pid=48, name=python3, Contained: SM (0x1)."
+    contained = replace(contained, diagnosis=replace(contained.diagnosis, evidence=(replace(line, text=text),)))
+    assert Job().look(contained).action == "restart", "neither bus nor pid is an Xid"

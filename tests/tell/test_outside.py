@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,17 @@ class Inside(LocalHost):
         return super().run(*args, **more)
 
 
+#: Of the machines; a test may set the operator's clock off by patching `time.time`.
+CLOCK = time.time
+
+
 class Proxmox(FakeHost):
-    """The host below: a kernel log, and a pct that starts the container."""
+    """The host below: a kernel log (`age`: of its lines, seconds), and a pct that starts the container."""
 
     dmesg = ""
+    age = 0.0
+    log_fault: DflashError | None = None
+    pct_fault = ""
     status = "stopped"
     starts = 0
 
@@ -54,12 +62,16 @@ class Proxmox(FakeHost):
         if self._inside.fault is CUT:
             raise CUT
         if argv[:2] == ["sh", "-s"]:
+            if self.log_fault is not None:
+                raise self.log_fault
             up = time.monotonic()
-            lines = "".join(f"[{up:.6f}] {line}\n" for line in self.dmesg.splitlines())
-            said = f"now {time.time():.0f}\nup {up}\n\n{argv[3]} clock\n{lines}\n{argv[3]} dmesg\n"
+            lines = "".join(f"[{up - self.age:.6f}] {line}\n" for line in self.dmesg.splitlines())
+            said = f"now {CLOCK():.0f}\nup {up}\n\n{argv[3]} clock\n{lines}\n{argv[3]} dmesg\n"
             said += f"\n{argv[3]} journal\n\n{argv[3]} memory\n"
             return Completed(tuple(argv), 0, said.encode(), b"")
         if argv[-3:-1] == ["pct", "status"]:
+            if self.pct_fault:
+                return Completed(tuple(argv), 2, b"", self.pct_fault.encode())
             return Completed(tuple(argv), 0, f"status: {self.status}\n".encode(), b"")
         assert argv[-3:] == ["pct", "start", "200"], argv
         self.starts += 1
@@ -93,7 +105,7 @@ class Place:
         return Watch(loaded, {"gpu": self.inside, "proxmox": self.proxmox}, loaded.job("train"), "")
 
     def is_at(self, state: State, step: int = 10, attempt: int = 1, age: float = 0.0) -> None:
-        now = time.time() - age
+        now = CLOCK() - age
         progress = Progress(t=now, step=step)
         snapshot = Snapshot("train", now, state, now, "so it is", attempt=attempt, progress=progress)
         (self.root / "run/snapshot.json").write_text(dumps(snapshot))
@@ -102,9 +114,21 @@ class Place:
         """What is said, without its time."""
         return [text.split(" train: ", 1)[1] for text in self.watch.look()]
 
-    def journal(self) -> list[str]:
+    @property
+    def state(self) -> Path:
         (folder,) = (Path(os.environ["XDG_STATE_HOME"]) / "dflash-ops/supervise").iterdir()
-        path = folder / "journal.jsonl"
+        return folder
+
+    def time_passes(self, seconds: float) -> None:
+        """What is remembered is older than it was."""
+        memory = self.watch._memory
+        assert memory.seen is not None
+        seen = replace(memory.seen, t=memory.seen.t - seconds)
+        kernel_t = memory.kernel_t - seconds if memory.kernel_t is not None else None
+        self.watch._memory = replace(memory, seen=seen, kernel_t=kernel_t)
+
+    def journal(self) -> list[str]:
+        path = self.state / "journal.jsonl"
         return [json.loads(line)["event"] for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -162,7 +186,26 @@ def test_a_stopped_container_is_started_once_where_allowed_and_again_only_after_
     assert one.proxmox.starts == 2
 
 
-@pytest.mark.parametrize("why", ["not allowed", "stopped by a person", "locked", "never seen", "seen long ago", "runs"])
+def test_a_link_cut_while_the_container_is_stopped_says_nothing_of_the_container(place: Callable[..., Place]) -> None:
+    one = place(allow="")
+    one.is_at(State.STEPPING)
+    one.look()
+    one.inside.fault = DOWN
+    assert one.look()[0].startswith("container stopped since ")
+    one.inside.fault = CUT
+    (cut,) = one.look()
+    assert cut.startswith("unreachable since ")
+    assert one.watch.row()[2] == "container stopped, unreachable"
+    one.inside.fault = DOWN
+    assert [text for text in one.look() if "container stopped" in text] == []
+    one.inside.fault = None
+    (up,) = one.look()
+    assert up.startswith("no longer container stopped")
+
+
+@pytest.mark.parametrize(
+    "why", ["not allowed", "stopped by a person", "locked", "never seen", "seen long ago", "runs", "pct fails"]
+)
 def test_a_container_is_never_started(why: str, place: Callable[..., Place]) -> None:
     one = place(allow="" if why == "not allowed" else '"ct_down:start_container"')
     one.is_at(State.STOPPED if why == "stopped by a person" else State.STEPPING)
@@ -174,6 +217,8 @@ def test_a_container_is_never_started(why: str, place: Callable[..., Place]) -> 
         object.__setattr__(seen, "t", seen.t - 3600)
     if why == "runs":
         one.proxmox.status = "running"  # by now: the word of a minute ago counts nothing
+    if why == "pct fails":
+        one.proxmox.pct_fault = "perl: warning: Setting locale failed.\ncluster not ready - no quorum?\n"
     one.inside.fault = ContainerLocked("locked by: backup", "", "") if why == "locked" else DOWN
     said = [text for _ in range(3) for text in one.look()]
     assert one.proxmox.starts == 0
@@ -184,6 +229,7 @@ def test_a_container_is_never_started(why: str, place: Callable[..., Place]) -> 
         "seen long ago": "what the job did before its container stopped could not be had",
         "runs": "pct says that it is running, not stopped",
         "locked": "locked by: backup",
+        "pct fails": "could not be started: pct status ended with 2: cluster not ready - no quorum?",
     }
     assert sum(reasons[why] in text for text in said) == 1, said
     assert one.watch.code == 1
@@ -204,6 +250,13 @@ def test_a_dead_supervisor_is_told_and_not_touched(place: Callable[..., Place]) 
     (one.root / "run/lease").write_text(json.dumps(lease))
     assert one.look()[0].startswith("no longer resident dead")
     assert one.watch.row()[4] == "resident"
+    (one.root / "run/lease").write_text(json.dumps({**lease, "expires": time.time() + 3600}))
+    assert one.look() == []
+    assert one.watch.row()[4] == "", "it was written before a clock jumped back"
+    (one.root / "run/lease").write_text(json.dumps({**lease, "start": "x"}))
+    (said,) = one.look()
+    assert said.startswith("cannot be judged: expected int")
+    assert one.watch.code == 6
 
 
 def test_lines_of_the_kernel_are_told_once(place: Callable[..., Place]) -> None:
@@ -214,6 +267,53 @@ def test_lines_of_the_kernel_are_told_once(place: Callable[..., Place]) -> None:
     one.proxmox.dmesg = "NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus."
     (said,) = one.look()
     assert said.startswith("kernel log: Xid 79 of card PCI:0000:01:00")
+
+
+@pytest.mark.parametrize("fault", ["the host does not answer", "the log may not be read"])
+def test_lines_of_the_kernel_wait_until_they_can_be_read(fault: str, place: Callable[..., Place]) -> None:
+    one = place()
+    one.is_at(State.STEPPING)
+    one.look()
+    one.time_passes(100)
+    line, one.proxmox.age = "NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.", 50.0
+    if fault == "the host does not answer":
+        one.proxmox.log_fault = CUT
+    assert one.look() == []
+    one.proxmox.log_fault, one.proxmox.dmesg = None, line
+    (said,) = one.look()
+    assert "Xid 79" in said
+    one.time_passes(30)
+    assert one.look() == []
+
+
+@pytest.mark.parametrize("ahead", [-7200.0, 7200.0])
+def test_lines_of_the_kernel_are_told_whatever_our_clock_says(
+    ahead: float, place: Callable[..., Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: CLOCK() + ahead)
+    one = place()
+    one.is_at(State.STEPPING)
+    one.look()
+    one.time_passes(100)
+    one.proxmox.dmesg, one.proxmox.age = "NVRM: Xid (PCI:0000:01:00): 13, old", 200.0
+    assert one.look() == []
+    one.time_passes(100)
+    one.proxmox.dmesg, one.proxmox.age = "NVRM: Xid (PCI:0000:01:00): 79, new", 50.0
+    (said,) = one.look()
+    assert "Xid 79" in said
+
+
+def test_one_kill_for_want_of_memory_is_told_once(place: Callable[..., Place]) -> None:
+    one = place()
+    one.is_at(State.STEPPING)
+    one.look()
+    one.proxmox.dmesg = (
+        "python invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0\n"
+        "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),task_memcg=/lxc/200/ns,task=python,pid=4242,uid=0\n"
+        "Memory cgroup out of memory: Killed process 4242 (python) total-vm:8kB, anon-rss:4kB\n"
+    )
+    (said,) = one.look()
+    assert "Killed process 4242" in said
 
 
 def test_what_was_said_is_known_to_the_next_run_and_two_at_once_are_refused(place: Callable[..., Place]) -> None:
@@ -236,24 +336,66 @@ def test_what_cannot_be_written_down_is_not_done(place: Callable[..., Place]) ->
     one = place()
     one.is_at(State.STEPPING)
     one.look()
-    (folder,) = (Path(os.environ["XDG_STATE_HOME"]) / "dflash-ops/supervise").iterdir()
-    (folder / "journal.jsonl").mkdir()
+    (one.state / "journal.jsonl").mkdir()
     one.inside.fault = DOWN
     said = one.look()
     assert said[0].startswith("container stopped")
     assert "nothing is done: " in said[1]
+    assert one.look() == []
+    assert one.watch.code == 1
     assert one.proxmox.starts == 0
+
+
+def test_where_nothing_can_be_written_people_are_told_all_the_same(
+    place: Callable[..., Place], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got = apprise(tmp_path, monkeypatch)
+    one = place()
+    one.is_at(State.STEPPING)
+    one.look()
+    (one.state / "seen.json").unlink()
+    (one.state / "seen.json").mkdir()  # a rename to it fails, as on a full disk a write does
+    one.is_at(State.CRASHED)
+    crashed, fault = one.look()
+    assert crashed.startswith("crashed since ")
+    assert fault.startswith("nothing is done: ")
+    assert "cannot be written: Is a directory" in fault
+    for _ in range(2):
+        assert one.look() == []
+    one.watch.close()  # waits for what is being sent
+    assert got.read_text().count("crashed since ") == 2, "in the title and in the text of one message"
+
+
+def test_playbooks_that_cannot_be_read_are_said_once_and_the_watch_goes_on(place: Callable[..., Place]) -> None:
+    one = place()
+    (one.inventory.parent / "own").mkdir()
+    one.inventory.write_text(one.inventory.read_text().replace("schema = 1", 'schema = 1\nplaybooks = ["own"]'))
+    one.watch.close()
+    one.watch = one.new_watch()
+    one.is_at(State.STEPPING)
+    (said,) = one.look()
+    assert said.startswith("nothing is done: ")
+    assert one.watch.code == 1
+    one.is_at(State.CRASHED)
+    (crashed,) = one.look()
+    assert crashed.startswith("crashed since ")
+
+
+def apprise(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for apprise; the file that gets what it is given."""
+    got = folder / "got"
+    (folder / "bin").mkdir()
+    stand_in = folder / "bin/apprise"
+    stand_in.write_text(f'#!/bin/sh\n{{ printf "%s\\n" "$@"; cat; }} >> {got}\nexit 0\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("APPRISE_URLS", "mailto://ada:hunter2@192.0.2.9")
+    return got
 
 
 def test_once_for_cron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    got = tmp_path / "got"
-    (tmp_path / "bin").mkdir()
-    stand_in = tmp_path / "bin/apprise"
-    stand_in.write_text(f'#!/bin/sh\n{{ printf "%s\\n" "$@"; cat; }} >> {got}\nexit 0\n')
-    stand_in.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setenv("APPRISE_URLS", "mailto://ada:hunter2@192.0.2.9")
+    got = apprise(tmp_path, monkeypatch)
     root = tmp_path / "job"
     (root / "run").mkdir(parents=True)
     now = time.time()
