@@ -41,7 +41,7 @@ def command(
     """
     from dflash_ops.adopted import AdoptedClient
     from dflash_ops.cli.watching import print_json, stages
-    from dflash_ops.contracts import to_dict
+    from dflash_ops.contracts import clock, to_dict
     from dflash_ops.deploy import boot, transfer
     from dflash_ops.hosts.factory import open_host
     from dflash_ops.inventory.append import append_job
@@ -66,7 +66,7 @@ def command(
             request["root"] = found["root"]
             if job not in loaded.jobs:
                 values = {"host": host, "adopted": True, "root": found["root"], "session": session, "socket": socket}
-                comment = f"adopted {time.strftime('%Y-%m-%d %H:%M:%SZ', time.gmtime())}: docs/adopt.md"
+                comment = f"adopted {clock(time.time())}: docs/adopt.md"
                 append_job(Path(loaded.file), job, {**values, **({"progress": progress} if progress else {})}, comment)
             loaded = load_inventory(Path(loaded.file))
             stage.say("installing what looks at it")

@@ -198,7 +198,7 @@ def _show(said: dict[str, Any]) -> None:
         came = f"{duration(max(0.0, now - one['t']))} ago"
         table.add_row(str(one["step"]), size(one["bytes"]), came, clean(PurePosixPath(one["path"]).name), clean(whole))
     if said["checkpoints"]:
-        out.print(table)
+        out.print(table, markup=False)
         out.print(f"in {clean(said['folder'])}", markup=False)
     else:
         out.print(f"no checkpoint in {clean(said['folder'])}", markup=False)

@@ -14,7 +14,7 @@ from dflash_ops.errors import UsageError
 if TYPE_CHECKING:
     from dflash_ops.contracts import Incident
     from dflash_ops.hosts.base import Host
-    from dflash_ops.inventory import Job
+    from dflash_ops.inventory import Inventory, Job
 
 app = typer.Typer(
     help="What failed, what was done about it, what showed that it helped, and what it cost.",
@@ -43,7 +43,7 @@ def list_them(
     inventory: InventoryOption = None,
 ) -> int:
     """Every incident of a job, oldest first: when, what, what was done, how it ended, what it cost."""
-    outcomes = _asked(inventory, job, every, node)
+    outcomes = _asked(*_parts(inventory, job, every, node))
     if json:
         _print(outcomes)
     else:
@@ -63,13 +63,14 @@ def show(
     inventory: InventoryOption = None,
 ) -> int:
     """One incident whole: time line, evidence, diagnosis, what was done and exactly how, proof, cost."""
-    outcomes = _asked(inventory, [job] if job is not None else None, False, node)
-    if len(outcomes) > 1:
+    loaded, parts = _parts(inventory, [job] if job is not None else None, False, node)
+    if len(parts) > 1:
         raise UsageError(
             "each node has incidents of its own",
             f"incidents show {number}",
-            f"name one: --node 0 ... --node {len(outcomes) - 1}",
+            f"name one: --node 0 ... --node {len(parts) - 1}",
         )
+    outcomes = _asked(loaded, parts)
     (outcome,) = outcomes
     found = [one for one in outcome.result if one.number == number]
     if not found:
@@ -89,13 +90,20 @@ def show(
     return 0
 
 
-def _asked(inventory: Path | None, names: list[str] | None, every: bool, node: int | None) -> list[Outcome]:
-    """Each job's (or node's) incidents, from its journal; of a single one its error is raised."""
+def _parts(
+    inventory: Path | None, names: list[str] | None, every: bool, node: int | None
+) -> tuple[Inventory, list[Job]]:
+    """The jobs (or nodes) that are meant."""
     loaded, jobs = chosen(inventory, names, every)
     if node is not None:
         if len(jobs) != 1:
             raise UsageError("--node is one of one job's nodes", f"--node {node}", "name that job")
         jobs = [jobs[0].at_node(node)]
+    return loaded, [part for one in jobs for part in one.parts]
+
+
+def _asked(loaded: Inventory, parts: list[Job]) -> list[Outcome]:
+    """Each one's incidents, from its journal; of a single one its error is raised."""
 
     def look(one: Job, host: Host, python: str) -> tuple[Incident, ...]:
         from dflash_ops.cli.adopted import refuse_adopted
@@ -107,7 +115,7 @@ def _asked(inventory: Path | None, names: list[str] | None, every: bool, node: i
         said = JobClient(host, one, python).ask("journal", "--json", deadline=_READ_S)
         return incidents([from_dict(Event, e, "journal") for e in said["events"]])
 
-    outcomes = each(loaded, [part for one in jobs for part in one.parts], look)
+    outcomes = each(loaded, parts, look)
     if len(outcomes) == 1 and outcomes[0].error is not None:
         raise outcomes[0].error
     return outcomes

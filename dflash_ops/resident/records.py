@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dflash_ops.contracts import Event, Layout, Limits, Release, from_dict, to_dict
+from dflash_ops.contracts import Event, Layout, Limits, Release, clock, from_dict, to_dict
 from dflash_ops.errors import ContractError, ReleaseError, UsageError
 from dflash_ops.resident import attempts, journal
 from dflash_ops.resident.answer import say
@@ -45,7 +45,7 @@ def journal_main(args: list[str]) -> int:
 
 
 def _line(event: Event) -> str:
-    when = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(event.t))
+    when = clock(event.t)
     attempt = f" attempt {event.attempt}" if event.attempt is not None else ""
     data = json.dumps(event.data, ensure_ascii=False, separators=(",", ":")) if event.data else ""
     return f"{event.seq:>6}  {when}  {event.actor}{attempt}: {event.event} {data}".rstrip()

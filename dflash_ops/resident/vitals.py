@@ -1,7 +1,7 @@
 """The loop's senses beyond the state: findings of the health detectors.
 
 The rules here: detectors run every ten seconds over what the looks of every second gathered, so that a job of weeks
-costs no more than one of minutes; what could not be asked is told as skipped, never as healthy.
+costs no more than one of minutes; what could not be asked stands in the report as skipped, which nobody is told.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Vitals:
         if not 0 <= now - self._detect_t < DETECT_EVERY_S:
             self._detect_t = now
             disks = None if self._disks_failed else tuple(self._disks)
-            self.report = run(History(now, tuple(self._looks), disks, None, now))
+            self.report = run(History(now, tuple(self._looks), disks))
         return self.report.findings
 
     def _ask_disks(self, now: float) -> None:

@@ -60,7 +60,7 @@ def _attempt_started(ledger: Ledger, event: Event) -> Ledger:
 
 
 def _attempt_exited(ledger: Ledger, event: Event) -> Ledger:
-    step = _whole(event.data.get("step"))
+    step = whole(event.data.get("step"))
     if step is not None:
         ledger = replace(ledger, mark=max(step, ledger.mark or 0))
     ours = ledger.pending is not None and event.data.get("requested") != "INT"
@@ -87,7 +87,7 @@ def _checkpoints_aside(ledger: Ledger, event: Event) -> Ledger:
 def _diagnosed(ledger: Ledger, event: Event) -> Ledger:
     key = str(event.data.get("fingerprint") or "")
     # Before the first step: what comes next must get beyond all that was ever reached, not merely begin.
-    said = _whole(event.data.get("step"))
+    said = whole(event.data.get("step"))
     step = said if said is not None else ledger.mark
     old = ledger.cases.get(key) or Case(key, first_t=event.t)
     seen = event.attempt is not None and event.attempt in old.attempts
@@ -105,7 +105,7 @@ def _diagnosed(ledger: Ledger, event: Event) -> Ledger:
 
 def _progress(ledger: Ledger, event: Event) -> Ledger:
     """Steps beyond where it had failed: what was tried for it is forgiven, and what was waited for has helped."""
-    step = _whole(event.data.get("step"))
+    step = whole(event.data.get("step"))
     if step is None:
         return ledger
     found = ledger.find(ledger.awaiting)
@@ -184,7 +184,7 @@ def _action_done(ledger: Ledger, event: Event) -> Ledger:
     if found is None:
         return ledger
     case, tried = found
-    started = _whole(event.data.get("attempt"))
+    started = whole(event.data.get("attempt"))
     if tried.outcome is Outcome.INTENDED or (tried.outcome is Outcome.DONE and tried.started is None):
         tried = replace(tried, outcome=Outcome.DONE, started=started if tried.starts else None)
         ledger = replace(_put(ledger, case, tried), awaiting=id if tried.starts else ledger.awaiting)
@@ -259,7 +259,7 @@ def _decision(event: Event) -> Decision:
             action=str(said.get("action") or "?"),
             fingerprint=str(said.get("fingerprint") or ""),
             kind=str(said.get("kind") or ""),
-            attempt=_whole(said.get("attempt")),
+            attempt=whole(said.get("attempt")),
             starts=said.get("starts") is not False,
         )
 
@@ -298,5 +298,6 @@ def _furthest(a: int | None, b: int | None) -> int | None:
     return b if a is None else a if b is None else max(a, b)
 
 
-def _whole(value: Any) -> int | None:
+def whole(value: Any) -> int | None:
+    """A whole number of an event's data, else None."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -15,7 +15,7 @@ from typing import Any
 from dflash_ops.contracts import Event, EvidenceLine, Outcome, State, from_dict
 from dflash_ops.contracts.incident import Deed, Incident, IncidentLine, IncidentState, Proof
 from dflash_ops.errors import ContractError
-from dflash_ops.supervise.ledger import by_supervisor
+from dflash_ops.supervise.ledger import by_supervisor, whole
 from dflash_ops.tell.words import say
 
 
@@ -105,12 +105,12 @@ class _Reading:
         return self._saved if self._saved is not None else 0 if self._tells else None
 
     def resumed(self, e: Event) -> None:
-        step = _whole(e.data.get("step"))
+        step = whole(e.data.get("step"))
         if e.attempt is not None and step is not None:
             self._first[e.attempt] = step
 
     def checkpoint(self, e: Event) -> None:
-        step = _whole(e.data.get("step"))
+        step = whole(e.data.get("step"))
         if step is not None:
             self._saved = step
             self._prove(e, step)
@@ -126,7 +126,7 @@ class _Reading:
     def attempt_exited(self, e: Event) -> None:
         if e.attempt is None:
             return
-        step, state = _whole(e.data.get("step")), e.data.get("state")
+        step, state = whole(e.data.get("step")), e.data.get("state")
         self._prove(e, step, finished=state == State.FINISHED.value)
         if state == State.CRASHED.value:
             one = self._failed(e, step)
@@ -154,7 +154,7 @@ class _Reading:
         if e.attempt is None:
             return
         print_ = str(e.data.get("fingerprint") or "")
-        one = self._failed(e, _whole(e.data.get("step")))
+        one = self._failed(e, whole(e.data.get("step")))
         first = not one.fingerprints
         if not first and print_ not in one.fingerprints and self._elsewhere(one, e.attempt):
             one = self._split(one, e)
@@ -179,14 +179,14 @@ class _Reading:
             self._findings = [*self._findings[-9:], e]
 
     def progress(self, e: Event) -> None:
-        self._prove(e, _whole(e.data.get("step")))
+        self._prove(e, whole(e.data.get("step")))
 
     # -- what was done
 
     def action_intended(self, e: Event) -> None:
         said = e.data.get("decision")
         decision: Mapping[str, Any] = said if isinstance(said, Mapping) else {}
-        attempt = _whole(decision.get("attempt"))
+        attempt = whole(decision.get("attempt"))
         one = self._of_attempt.get(attempt if attempt is not None else e.attempt or -1)
         if one is None:
             if e.attempt is None:
@@ -206,7 +206,7 @@ class _Reading:
         self._line(one, e)
 
     def action_done(self, e: Event) -> None:
-        self._settle(e, Outcome.DONE.value, str(e.data.get("detail") or ""), _whole(e.data.get("attempt")))
+        self._settle(e, Outcome.DONE.value, str(e.data.get("detail") or ""), whole(e.data.get("attempt")))
 
     def action_failed(self, e: Event) -> None:
         self._settle(e, Outcome.FAILED.value, str(e.data.get("error") or ""))
@@ -400,10 +400,6 @@ def _evidence(said: Any) -> tuple[EvidenceLine, ...]:
         return tuple(from_dict(EvidenceLine, line) for line in said or ())
     except (ContractError, TypeError):
         return ()  # of another version: the rest of the announcement still counts
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _text(value: Any) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from dflash_ops.contracts import Deed, Incident, IncidentState
+from dflash_ops.contracts import Deed, Incident, IncidentState, clock
 from dflash_ops.view.text import DASH, clean, counted, duration
 
 _COLOURS = {
@@ -42,7 +42,7 @@ def table(found: Sequence[Incident]) -> Table:
         done = [deed.action for deed in one.deeds if deed.action != "dump_stacks"]
         out.add_row(
             str(one.number),
-            _when(one.t),
+            clock(one.t),
             ", ".join(map(str, one.attempts)),
             clean(one.kind or "not diagnosed"),
             ", ".join(done) or "-",
@@ -110,10 +110,6 @@ def _cost(one: Incident) -> list[str]:
         since = f", from step {one.resumed} on" if one.resumed is not None and one.lost_steps else ""
         steps = f"{counted(one.lost_steps, 'step')} done again{since}"
     return [steps, f"{duration(one.down_s)} from its first strike to a step beyond it"]
-
-
-def _when(t: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(t))
 
 
 def _clock(t: float) -> str:

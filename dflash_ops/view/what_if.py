@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from dflash_ops.contracts import Decision, Verdict
+from dflash_ops.contracts import Decision, Verdict, clock
 from dflash_ops.view.text import clean
 
 _HEADS = {
@@ -37,7 +35,7 @@ def lines(decision: Decision) -> list[Text]:
     section("It helped if", [decision.verify.text] if decision.verify is not None and decision.verify.text else [])
     section("Undo", [decision.undo] if decision.undo else [])
     if decision.not_before is not None:
-        section("Not before", [time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(decision.not_before))])
+        section("Not before", [clock(decision.not_before)])
     section("Passed over", list(decision.skipped))
     return out
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from dflash_ops.cli.checkpoints import _show
 from dflash_ops.cli.main import run
 from dflash_ops.deploy.zipapp import build_resident
 
@@ -57,3 +58,11 @@ def test_list_verify_aside_restore(inventory: Path, capsys: pytest.CaptureFixtur
         jsonschema.validate(json.loads(out), SCHEMA)
     assert ops("restore")[0] == 2
     assert ops("list", "nojob")[0] == 2
+
+
+def test_a_name_in_brackets_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    one = {"step": 5, "bytes": 3, "t": 0.0, "path": "/c/step-5[old]", "verified": False, "fault": "w[0] is missing"}
+    _show({"folder": "/c", "checkpoints": [one], "aside": []})
+    out = " ".join(capsys.readouterr().out.split())
+    assert "step-5[old]" in out
+    assert "NOT WHOLE: w[0] is missing" in out

@@ -1,6 +1,6 @@
 """Health detectors: looks in a row -> findings beside the state. Pure; one small module a rule (its docstring).
 
-The rule here: a detector whose source failed, or that has too little to judge by, is skipped and says so; what one
+The rule here: a detector whose source failed, or that has too little to judge by, is skipped, with its reason; what one
 detector makes of its input never ends another.
 """
 

@@ -1,7 +1,7 @@
 """watcher_blind: the supervisor itself does not look any more (dead-man).
 
-The rule: its last completed pass is longer ago than 10 of its intervals and 15 s. It is asked by whoever is not the
-supervisor: the outside watcher, `status`, or the loop about its own acting part.
+The rule: its last completed pass is longer ago than 10 of its intervals and 15 s. Only who is not the supervisor can
+know that; the loop skips it. The watch from outside tells the same as `resident dead` (supervise/outside.py).
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Report:
-    """All detectors' answers. `skipped` is said to people: what is not watched must not look healthy."""
+    """All detectors' answers. `skipped` are those that could not look: silence of theirs says nothing."""
 
     findings: tuple[Finding, ...] = ()
     skipped: tuple[Skipped, ...] = ()
@@ -70,9 +70,8 @@ class Report:
 
 @dataclass(frozen=True)
 class Line:
-    """A least-squares line: value at 0, slope a second, and how much of the variation it explains (0 to 1)."""
+    """A least-squares line: its slope a second, and how much of the variation it explains (0 to 1)."""
 
-    begin: float
     slope: float
     fit: float
 
@@ -90,7 +89,7 @@ def fit(points: Sequence[tuple[float, float]]) -> Line | None:
         return None
     slope = sum((x - mx) * (y - my) for x, y in zip(xs, ys, strict=True)) / sxx
     explained = slope * slope * sxx / syy if syy else 1.0
-    return Line(my - slope * mx - slope * t0, slope, min(1.0, explained))
+    return Line(slope, min(1.0, explained))
 
 
 def middle(values: Iterable[float]) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from dflash_ops.contracts import Finding
+from dflash_ops.contracts import Finding, Progress
 from dflash_ops.supervise.detect.history import History, Skipped
 
 NAME = "nan_loss"
@@ -19,8 +19,7 @@ def detect(h: History) -> list[Finding] | Skipped:
     lines = h.progress()
     if not lines:
         return Skipped(NAME, "no progress line yet")
-    bad = [p for p in lines if p.loss is None or not math.isfinite(p.loss)]
-    had = any(p.loss is not None and math.isfinite(p.loss) for p in lines)
+    had = any(map(_good, lines))
     newest = lines[-1]
     surely = newest.loss is not None and not math.isfinite(newest.loss)
     gone = had and len(lines) > 2 and lines[-1].loss is None and lines[-2].loss is None
@@ -29,7 +28,7 @@ def detect(h: History) -> list[Finding] | Skipped:
     since = newest.t
     numbers: dict[str, float] = {}
     for p in reversed(lines):
-        if p not in bad:
+        if _good(p):
             # What was saved up to here holds finite numbers; what was saved later may hold none.
             numbers = {"last_good_step": p.step} if p.step is not None else {}
             break
@@ -38,3 +37,7 @@ def detect(h: History) -> list[Finding] | Skipped:
     return [
         Finding(NAME, f"the loss is {shown} at step {newest.step}", h.now, since, severity="alarm", numbers=numbers)
     ]
+
+
+def _good(p: Progress) -> bool:
+    return p.loss is not None and math.isfinite(p.loss)
