@@ -58,6 +58,10 @@ class DflashError(Exception):
             text += f"\n  next:  {self.next}"
         return text
 
+    def to_json(self) -> dict[str, str]:
+        """`error` of an answer, as `--json` and the resident say it."""
+        return {"type": type(self).__name__, "what": self.what, "where": self.where, "next": self.next}
+
 
 class UsageError(DflashError):
     exit_code = 2

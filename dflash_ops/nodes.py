@@ -14,12 +14,15 @@ from dflash_ops.parallel import Ended, side_by_side
 
 
 class NodesFailed(DflashError):
-    """Faults of some nodes of a job, each in full; `result` is what `--json` prints. Exits with the largest code."""
+    """Faults of some nodes of a job, each in full; `result` is what `--json` prints (nothing if it is empty).
+
+    Exits with the largest code, which `result` says as well.
+    """
 
     def __init__(self, errors: Sequence[DflashError], result: dict[str, Any]) -> None:
         self.errors = tuple(errors)
-        self.result = result
         self.exit_code = max(e.exit_code for e in errors)
+        self.result = {**result, "exit": self.exit_code} if result else {}
         first = errors[0]
         super().__init__("\n".join(e.what for e in errors), first.where, first.next)
 
@@ -60,7 +63,7 @@ def gathered(job: Job, kind: str, parts: Sequence[Job], ended: Sequence[Ended[An
         "schema": 1,
         "kind": f"{kind}.nodes",
         "job": job.name,
-        "exit": max((e.exit_code for e in errors), default=0),
+        "exit": 0,
         "nodes": [node_json(part, end.error, end.value) for part, end in zip(parts, ended, strict=True)],
     }
     if errors:
@@ -70,11 +73,8 @@ def gathered(job: Job, kind: str, parts: Sequence[Job], ended: Sequence[Ended[An
 
 def node_json(job: Job, error: DflashError | None, result: Any) -> dict[str, Any]:
     """One node of `--json`."""
-    said = None
-    if error is not None:
-        said = {"type": type(error).__name__, "what": error.what, "where": error.where, "next": error.next}
     rank = job.node.rank if job.node is not None else 0
     return {
         "node": rank, "host": job.host, "root": job.root, "exit": error.exit_code if error is not None else 0,
-        "error": said, "result": result,
+        "error": error.to_json() if error is not None else None, "result": result,
     }  # fmt: skip

@@ -87,37 +87,27 @@ def command(
         playbooks=_own_playbooks(loaded),
     )
 
-    def work(one: Job, host: Host, python: str, progress: Stages) -> Any:
-        refuse_adopted(one, "deploy")
-        deployment = Deployment(host, one, options, progress, python=python, environ=os.environ)
+    def run(deployment: Deployment | NodesDeployment, progress: Stages) -> Any:
         try:
             result = deployment.run()
         except KeyboardInterrupt:
             progress.note(deployment.interrupted())
             raise
         if not plan:
-            progress.note(f"watch it: dflash-ops status {shlex.quote(one.name)} --watch")
-        return result.to_json()
+            progress.note(f"watch it: dflash-ops status {shlex.quote(deployment.job.name)} --watch")
+        return result
+
+    def work(one: Job, host: Host, python: str, progress: Stages) -> Any:
+        refuse_adopted(one, "deploy")
+        return run(Deployment(host, one, options, progress, python=python, environ=os.environ), progress).to_json()
 
     def together(one: Job, parts: Sequence[Part], progress: Stages) -> Any:
         build = once(lambda: build_release(one))
-        deployment = NodesDeployment(
-            one,
-            [
-                Deployment(p.host, p.job, options, p.stages, python=p.python, environ=os.environ, build=build)
-                for p in parts
-            ],
-            options,
-            progress,
-        )
-        try:
-            result = deployment.run()
-        except KeyboardInterrupt:
-            progress.note(deployment.interrupted())
-            raise
-        if not plan:
-            progress.note(f"watch it: dflash-ops status {shlex.quote(one.name)} --watch")
-        return result
+        nodes = [
+            Deployment(p.host, p.job, options, p.stages, python=p.python, environ=os.environ, build=build)
+            for p in parts
+        ]
+        return run(NodesDeployment(one, nodes, options, progress), progress)
 
     return perform(loaded, jobs, "deploy", work, as_json=json, together=together)
 

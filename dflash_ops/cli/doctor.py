@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dflash_ops.cli.common import InventoryOption, JsonOption, console, is_plain, load_inventory
-from dflash_ops.cli.several import AllOption, JobsArgument, Outcome, chosen, each, show_errors, worst
+from dflash_ops.cli.several import AllOption, JobsArgument, Outcome, chosen, each_part, show_errors, worst
 from dflash_ops.errors import InventoryError, UsageError
 
 if TYPE_CHECKING:
@@ -82,10 +82,8 @@ def _examined(loaded: Inventory, jobs: Sequence[Job], *, accept_new: bool) -> li
     def look(job: Job, host: Host, python: str) -> Report:
         return examine(loaded, job, host, os.environ)
 
-    flat = iter(each(loaded, [part for job in jobs for part in job.parts], look, accept_new=accept_new))
     outcomes = []
-    for job in jobs:
-        mine = [next(flat) for _ in job.parts]
+    for job, mine in zip(jobs, each_part(loaded, jobs, look, accept_new=accept_new), strict=True):
         failed = next((o for o in mine if o.error is not None), None)
         whole = replace(failed or mine[0], job=job)
         if job.nodes and failed is None:

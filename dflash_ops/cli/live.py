@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import queue
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -14,6 +12,7 @@ from dflash_ops.cli.common import console, is_plain
 from dflash_ops.client import JobClient, Seen
 from dflash_ops.contracts import State
 from dflash_ops.errors import CommandFailed, DflashError, HostError
+from dflash_ops.parallel import merged
 from dflash_ops.view.status import change_key, job_json, line, render
 
 if TYPE_CHECKING:
@@ -55,34 +54,18 @@ def nodes_stream(clients: Sequence[JobClient]) -> Iterator[list[NodeSeen]]:
     """All nodes whenever one has news, once each was seen; ends when all have ended.
 
     Raises:
-        DflashError: what one of them says that cannot be understood.
+        DflashError: what one of them says that cannot be understood, or a fault of ours.
     """
     from dflash_ops.view.nodes import NodeSeen
 
-    news: queue.SimpleQueue[tuple[int, Seen | DflashError | None]] = queue.SimpleQueue()
-
-    def follow(rank: int, client: JobClient) -> None:
-        try:
-            for seen in stream(client):
-                news.put((rank, seen))
-        except DflashError as error:
-            news.put((rank, error))
-        news.put((rank, None))
-
-    for rank, client in enumerate(clients):
-        threading.Thread(target=follow, args=(rank, client), daemon=True).start()
     known: dict[int, NodeSeen] = {}
-    left = len(clients)
-    while left:
-        rank, seen = news.get()
-        if isinstance(seen, DflashError):
-            raise seen
-        if seen is None:
-            left -= 1
-        else:
+    for news in merged(clients, stream, lambda client: client.job.label):
+        for rank, seen in news:  # of a burst only the last is worth drawing
+            if isinstance(seen, DflashError):
+                raise seen
             job = clients[rank].job
             known[rank] = NodeSeen(rank, job.host, job.root, seen.snapshot, seen.now, seen.deployed)
-        if len(known) == len(clients) and news.empty():  # of a burst only the last is worth drawing
+        if len(known) == len(clients):
             yield [known[n] for n in sorted(known)]
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import queue
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,12 +11,10 @@ import typer
 from dflash_ops.cli.common import InventoryOption, JobArgument, load_job
 from dflash_ops.cli.several import NodeOption
 from dflash_ops.errors import DflashError
+from dflash_ops.parallel import merged, values
 
 if TYPE_CHECKING:
     from dflash_ops.client import JobClient
-
-#: Lines that may wait to be printed: a trainer that prints fast is slowed down with its reader, not kept in memory.
-WAITING = 1000
 
 
 def command(
@@ -68,41 +64,22 @@ def _nodes(clients: Sequence[JobClient], read: Callable[[JobClient], Iterator[by
     """
     from dflash_ops.nodes import NodesFailed, at_node
 
-    waiting: queue.Queue[tuple[int, bytes | DflashError | None]] = queue.Queue(WAITING)
+    def label(client: JobClient) -> str:
+        return client.job.label
 
-    def one(rank: int) -> Iterator[tuple[int, bytes | DflashError | None]]:
-        try:
-            for raw in read(clients[rank]):
-                yield rank, raw
-        except DflashError as error:
-            yield rank, error
-        yield rank, None
-
-    def forward(rank: int) -> None:
-        for item in one(rank):
-            waiting.put(item)
-
-    def in_turn() -> Iterator[tuple[int, bytes | DflashError | None]]:
-        for rank in range(len(clients)):
-            yield from one(rank)
-
-    def as_they_come() -> Iterator[tuple[int, bytes | DflashError | None]]:
-        for rank in range(len(clients)):
-            threading.Thread(target=forward, args=(rank,), daemon=True).start()
-        left = len(clients)
-        while left:
-            item = waiting.get()
-            left -= item[1] is None
-            yield item
+    def in_turn() -> Iterator[Iterable[tuple[int, bytes | DflashError]]]:
+        for rank, client in enumerate(clients):
+            yield ((rank, item) for item in values(client, read, label))
 
     errors: list[DflashError] = []
     out = sys.stdout.buffer
-    for rank, item in as_they_come() if side_by_side else in_turn():
-        if isinstance(item, DflashError):
-            errors += at_node(clients[rank].job.label, item)
-        elif item is not None:
-            out.write(b"node %d | %s\n" % (rank, item))
-            out.flush()
+    for came in merged(clients, read, label) if side_by_side else in_turn():
+        for rank, item in came:
+            if isinstance(item, DflashError):
+                errors += at_node(clients[rank].job.label, item)
+            else:
+                out.write(b"node %d | %s\n" % (rank, item))
+                out.flush()
     if errors:
         raise NodesFailed(errors, {})
     return 0

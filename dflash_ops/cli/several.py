@@ -16,7 +16,7 @@ import typer
 
 from dflash_ops.cli.common import load_inventory, render_error
 from dflash_ops.errors import DflashError, UsageError
-from dflash_ops.parallel import SIDE_BY_SIDE, Ended, side_by_side
+from dflash_ops.parallel import SIDE_BY_SIDE, Ended, side_by_side, tried
 
 if TYPE_CHECKING:
     from dflash_ops.hosts.base import Host
@@ -41,15 +41,11 @@ class Outcome:
     lines: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        error = None
-        if self.error is not None:
-            error = {"type": type(self.error).__name__, "what": self.error.what, "where": self.error.where,
-                     "next": self.error.next}  # fmt: skip
         return {
             "job": self.job.name,
             "host": ", ".join(self.job.hosts),
             "exit": self.code,
-            "error": error,
+            "error": self.error.to_json() if self.error is not None else None,
             "result": self.result,
         }
 
@@ -89,19 +85,25 @@ def each(
     return _each(loaded, jobs, one, accept_new=accept_new)
 
 
+def each_part(
+    loaded: Inventory, jobs: Sequence[Job], work: Callable[[Job, Host, str], Any], *, accept_new: bool = False
+) -> list[list[Outcome]]:
+    """As `each`, on every node of jobs that have some: for each job the outcomes of its nodes, or its own."""
+    flat = iter(each(loaded, [part for job in jobs for part in job.parts], work, accept_new=accept_new))
+    return [[next(flat) for _ in job.parts] for job in jobs]
+
+
 def each_whole(
     loaded: Inventory,
     jobs: Sequence[Job],
     kind: str,
     work: Callable[[Job, Host, str], Any],
 ) -> list[Outcome]:
-    """As `each`, on every node of jobs that have some: their outcome is that of all nodes, as `--json` prints it."""
+    """As `each_part`, with one outcome for each job: that of all its nodes, as `--json` prints it."""
     from dflash_ops.nodes import gathered
 
-    flat = iter(each(loaded, [part for job in jobs for part in job.parts], work))
     outcomes = []
-    for job in jobs:
-        mine = [next(flat) for _ in job.parts]
+    for job, mine in zip(jobs, each_part(loaded, jobs, work), strict=True):
         if not job.nodes:
             outcomes += mine
             continue
@@ -130,7 +132,7 @@ def _each(
 
     def in_turn(group: Sequence[Outcome]) -> None:
         for outcome in group:
-            (ended,) = side_by_side([outcome.job], lambda job: work(job, opened), lambda job: f"job {job.name}")
+            ended = tried(outcome.job, lambda job: work(job, opened), lambda job: f"job {job.name}")
             outcome.result = ended.value
             if ended.error is not None:
                 outcome.error, outcome.code = ended.error, ended.error.exit_code

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dflash_ops.cli.common import InventoryOption, JsonOption, console, load_inventory
-from dflash_ops.cli.several import AllOption, JobsArgument, NodeOption, Outcome, chosen, each, show_errors, worst
+from dflash_ops.cli.several import AllOption, JobsArgument, NodeOption, Outcome, chosen, each_part, show_errors, worst
 from dflash_ops.errors import UsageError
 
 if TYPE_CHECKING:
@@ -46,16 +46,14 @@ def command(
     def look(one: Job, host: Host, python: str) -> Seen:
         return client_of(host, one, python).snapshot()
 
-    flat = each(loaded, [part for one in jobs for part in one.parts], look)
+    parts = each_part(loaded, jobs, look)
+    flat = [outcome for mine in parts for outcome in mine]
     if len(flat) == 1 and flat[0].error is not None:
         raise flat[0].error
     for outcome in flat:
         if outcome.error is None and not outcome.result.reachable:
             outcome.code = UNREACHABLE
-    groups, at = [], 0
-    for one in jobs:
-        groups.append([seen_node(o) for o in flat[at : at + len(one.parts)]])
-        at += len(one.parts)
+    groups = [[seen_node(o) for o in mine] for mine in parts]
     if json:
         from dflash_ops.cli.watching import print_json
 

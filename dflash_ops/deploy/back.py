@@ -202,7 +202,7 @@ class Rollback(Operation):
 
     def say_plan(self) -> None:
         """What would happen."""
-        grace = self.options.grace_s or self.job.grace_s
+        grace = self.options.grace(self.job)
         if self.said["running"] is not None:
             self.stages.note(f"stop: would stop attempt {self.said['running']} (TERM, KILL after {grace:g} s)")
         self.stages.note(f"start: would start {self._name} as in attempt {self.said['attempt']}")
@@ -211,7 +211,7 @@ class Rollback(Operation):
         """Stop what runs, switch, start."""
         with self.stages.stage("rollback", f"going back to {self._name}") as stage:
             request = {**self._request(), "use": self.pack.id, "attempt": self.said["attempt"]}
-            done = _rollback(self, request, self.options.grace_s or self.job.grace_s)
+            done = _rollback(self, request, self.options.grace(self.job))
             self.result.replaced, self.result.attempt = done["stopped"], int(done["attempt"])
             stopped = f"{stopped_text(done['stopped'])}; " if done["stopped"] else ""
             stage.done(f"{stopped}attempt {self.result.attempt} runs {self._name}")
@@ -245,7 +245,7 @@ class Rollback(Operation):
         return {
             "release": self.release,
             "secrets": dict(self.secrets),
-            "grace_s": self.options.grace_s or self.job.grace_s,
+            "grace_s": self.options.grace(self.job),
             "actor": self.options.actor,
             "reason": self.options.reason or "rolled back by hand",
         }

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dflash_ops.contracts import LIVE_STATES, Snapshot, State
 from dflash_ops.errors import JobBusy, PreflightError
+from dflash_ops.inventory import Job
 from dflash_ops.resident.preflight import Check
 from dflash_ops.resident.probe import Probe
 
@@ -38,6 +39,10 @@ class Options:
     watch_s: float | None = None
     rollback: bool = True
     playbooks: str = ""
+
+    def grace(self, job: Job) -> float:
+        """Seconds between TERM and KILL; 0 is KILL at once."""
+        return job.grace_s if self.grace_s is None else self.grace_s
 
 
 @dataclass(frozen=True)

@@ -60,22 +60,18 @@ class NodesDeployment:
             NodesFailed: refused, nothing was touched; or it failed, and what was done about it stands in the text.
             RolledBack: as a NodesFailed would, and what ran before runs again on all nodes.
         """
-        try:
-            if self.options.plan:
-                self._plan()
-                return self.to_json()
-            self._checked(Deployment.prepare, most=SIDE_BY_SIDE)
-            self._alike()
-            self._checked(Deployment.gate, most=SIDE_BY_SIDE)
-            # one after the other: nodes may name one shared folder of checkpoints, which the first sets aside for all
-            for step, most in ((Deployment.stop, None), (Deployment.aside, 1), (Deployment.start, None)):
-                self._each(step, most=most)
-                if self._errors:
-                    self._take_back("was not started on all its nodes")
-            self._watch()
-        finally:
-            for part in self.parts:
-                part.result.execs = part.host.execs
+        if self.options.plan:
+            self._plan()
+            return self.to_json()
+        self._checked(Deployment.prepare, most=SIDE_BY_SIDE)
+        self._alike()
+        self._checked(Deployment.gate, most=SIDE_BY_SIDE)
+        # one after the other: nodes may name one shared folder of checkpoints, which the first sets aside for all
+        for step, most in ((Deployment.stop, None), (Deployment.aside, 1), (Deployment.start, None)):
+            self._each(step, most=most)
+            if self._errors:
+                self._take_back("was not started on all its nodes")
+        self._watch()
         return self.to_json()
 
     def interrupted(self) -> str:
@@ -88,6 +84,8 @@ class NodesDeployment:
 
     def to_json(self) -> dict[str, Any]:
         """docs/schemas/nodes.schema.json."""
+        for part in self.parts:
+            part.result.execs = part.host.execs
         codes = [e.exit_code for e in self._errors.values()]
         return {
             "schema": 1,
@@ -165,9 +163,7 @@ class NodesDeployment:
             f"job {self.job.name}",
             "install one version on all nodes: they cannot train together",
         )
-        failed = NodesFailed([*self._failed_so_far(), error], {})
-        failed.result = {**self.to_json(), "exit": failed.exit_code}
-        raise failed
+        raise NodesFailed([*self._failed_so_far(), error], self.to_json())
 
     def _watch(self) -> None:
         """The watch window over all nodes: the first crash ends it for all."""
@@ -233,7 +229,7 @@ class NodesDeployment:
             if before is not None and now.state in LIVE_STATES and now.attempt == before.attempt:
                 return False
             if now.state in LIVE_STATES:
-                part.client.stop(grace=self._grace(part), reason=reason, actor=self.options.actor)
+                part.client.stop(grace=self.options.grace(part.job), reason=reason, actor=self.options.actor)
             return True
 
         def one(item: tuple[Deployment, Ended[bool]]) -> Backed:
@@ -252,9 +248,6 @@ class NodesDeployment:
         items = list(zip(parts, stops, strict=True))
         first = side_by_side(items[:1], one, lambda i: i[0].job.label)
         return [*first, *side_by_side(items[1:], one, lambda i: i[0].job.label, most=len(parts))]
-
-    def _grace(self, part: Deployment) -> float:
-        return self.options.grace_s or part.job.grace_s
 
     def _rolled(self, reason: str, backs: Sequence[Backed]) -> DflashError:
         """All nodes run again what ran before; watched as well, and nothing more is tried."""
@@ -291,7 +284,7 @@ class NodesDeployment:
         if kind is RolledBack:
             first = what[0]
             done = RolledBack("\n".join([*(e.what for e in what), text]), first.where, f"{first.next}; {next}")
-            done.result = self.to_json()
+            done.result = {**self.to_json(), "exit": done.exit_code}
             return done
         return NodesFailed([*what, StartError(f"{reason}\n{text}", f"job {self.job.name}", next)], self.to_json())
 
@@ -303,7 +296,7 @@ def stop_all(parts: Sequence[Operation], options: Options, reason: str) -> str:
         now = part.client.snapshot()
         if now.snapshot.state not in LIVE_STATES:
             return "does not run" if now.reachable else f"cannot be reached: {now.snapshot.detail}"
-        part.client.stop(grace=options.grace_s or part.job.grace_s, reason=reason, actor=options.actor)
+        part.client.stop(grace=options.grace(part.job), reason=reason, actor=options.actor)
         return "was stopped"
 
     said = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from dflash_ops.errors import DflashError, StartError, UsageError
 from dflash_ops.inventory import Job
 from dflash_ops.nodes import NodesFailed, at_node, node_json
 from dflash_ops.parallel import SIDE_BY_SIDE, Ended, side_by_side
-from dflash_ops.view.stages import Held, Stages
+from dflash_ops.view.stages import Stages
 
 
 class NodesRollback:
@@ -28,23 +29,19 @@ class NodesRollback:
         Raises:
             NodesFailed: refused, nothing was touched; or it failed, and the text says what runs now.
         """
-        held = [Held(part.stages) for part in self.parts]
-        for part, stages in zip(self.parts, held, strict=True):
-            part.stages = stages if self.options.plan else part.stages
         self._each(Rollback.prepare, most=SIDE_BY_SIDE)
         self._one_release()
         if self._errors:
             raise self._failed()
         if self.options.plan:
-            for part, stages in zip(self.parts, held, strict=True):
+            for part in self.parts:
                 part.say_plan()
-                stages.release()
             return self.to_json()
         self._each(Rollback.turn)
         if self._errors:
             text = stop_all(self.parts, self.options, "the rollback failed on another node")
             self.stages.note(text)
-            next = f"see what runs: dflash-ops status {self.job.name}"
+            next = f"see what runs: dflash-ops status {shlex.quote(self.job.name)}"
             raise self._failed(StartError(f"the job was not rolled back on all its nodes\n{text}", "", next))
         for rank, ended in enumerate(self._each(self._watch)):
             if ended.value is not None:
@@ -76,15 +73,20 @@ class NodesRollback:
         return failed
 
     def _one_release(self) -> None:
-        """Each node's own history names the release before: they must be one."""
+        """Each node's own history names the release before: they must be one.
+
+        Raises:
+            NodesFailed: they are not; the nodes' own errors are told as well.
+        """
         names = {p.job.label: p.result.release or "none" for n, p in enumerate(self.parts) if n not in self._errors}
         if len(set(names.values())) > 1:
             said = ", ".join(f"{label} to {name}" for label, name in names.items())
-            self._errors[0] = UsageError(
+            error = UsageError(
                 f"the nodes would go back to different releases: {said}",
                 f"job {self.job.name}",
-                f"name one that ran on all of them: dflash-ops rollback ID {self.job.name}",
+                f"name one that ran on all of them: dflash-ops rollback ID {shlex.quote(self.job.name)}",
             )
+            raise self._failed(error)
 
     def _failed(self, *more: DflashError) -> NodesFailed:
         said = [e for rank, error in sorted(self._errors.items()) for e in at_node(self.parts[rank].job.label, error)]

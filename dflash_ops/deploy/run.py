@@ -119,7 +119,7 @@ class Deployment(Preparation):
         if not self.ready.steps.stop:
             return
         self.touched = "stopped"
-        grace = self.options.grace_s or self.job.grace_s
+        grace = self.options.grace(self.job)
         text = f"{describe(probe.snapshot, probe.now)}: save and stop, up to {grace:g} s"
         with self.stages.stage("stop", text) as stage:
             reason = self.options.reason or "replaced by a new deploy"

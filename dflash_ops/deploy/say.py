@@ -19,7 +19,7 @@ def say_plan(deployment: Deployment, probe: Probe, steps: Steps, refused: Sequen
     if steps.gate:
         say("gate: would try the release beside the running job first" if steps.stop else "gate: would try it first")
     if steps.stop:
-        grace = deployment.options.grace_s or deployment.job.grace_s
+        grace = deployment.options.grace(deployment.job)
         now = describe(probe.snapshot, probe.now)
         verb = "would stop" if deployment.options.replace else "would refuse:"
         say(f"stop: {verb} {now}" + (f" (TERM, KILL after {grace:g} s)" if deployment.options.replace else ""))

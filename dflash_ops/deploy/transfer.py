@@ -7,6 +7,7 @@ import hashlib
 import json
 import secrets
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -46,9 +47,17 @@ class Pack:
         return hashlib.sha256(self.content).hexdigest()
 
 
-@cache
+_building = threading.Lock()
+
+
 def build_pack() -> Pack:
-    """This version's resident; built once, however many jobs are deployed."""
+    """This version's resident; built once, however many jobs are deployed, also at one time."""
+    with _building:
+        return _built_pack()
+
+
+@cache
+def _built_pack() -> Pack:
     from dflash_ops.deploy.zipapp import build_resident
 
     with tempfile.TemporaryDirectory(prefix="dflash-resident-") as folder:
@@ -64,14 +73,6 @@ class Sent:
     files: int
     bytes: int
     kept: int
-
-
-def lacking(host: Host, python: str, pack: Pack, root: str, built: Built, *, at: str = "") -> list[int]:
-    """Which files of a release must travel, as the machine says: indices."""
-    request = {"root": root, "ask": built.manifest}
-    deadline = ASK_S + built.bytes / SLOWEST_DISK
-    said = boot.call(host, python, pack.content, RECEIVE, request, deadline=deadline, at=at)
-    return list(said["lacking"])
 
 
 class Upload:
@@ -169,22 +170,20 @@ def send(
     only: Sequence[int] | None = None,
     resident: bool = False,
     on_bytes: OnBytes | None = None,
-    at: str = "",
 ) -> Sent:
     """Send a release, the resident, or both.
 
     `only`: indices of the files that travel; the others are copied there from other releases, by content. Where such a
     copy is not possible any more (the other release was edited or removed meanwhile), those files are sent as well.
-    `at`: where the resident lies there already, as in `boot.call`.
 
     Raises:
         TransferError: what arrived is not what left. HostError: the way there; nothing half-made is left.
     """
     wanted = None if only is None or built is None else sorted(only)
-    said = _stream(host, python, pack, root, built, wanted, resident, on_bytes, at)
+    said = _stream(host, python, pack, root, built, wanted, resident, on_bytes)
     if said.get("lacking"):
         wanted = sorted({*(wanted or ()), *said["lacking"]})
-        said = _stream(host, python, pack, root, built, wanted, resident, on_bytes, at)
+        said = _stream(host, python, pack, root, built, wanted, resident, on_bytes)
         if said.get("lacking"):
             raise TransferError(
                 "files of other releases there change while they are copied", f"{host.name}: {root}", "deploy again"
@@ -201,7 +200,6 @@ def _stream(
     only: Sequence[int] | None,
     resident: bool,
     on_bytes: OnBytes | None,
-    at: str,
 ) -> dict[str, Any]:
     return boot.call(
         host,
@@ -211,7 +209,6 @@ def _stream(
         _request(root, pack, built, only, resident),
         deadline=_deadline(built, only),
         payload=_counted(_payload(built, only), on_bytes, built, only),
-        at="" if resident else at,
     )
 
 

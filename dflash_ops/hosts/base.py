@@ -50,7 +50,7 @@ class Conversation(Protocol):
     """A command that was begun by `Host.converse`: what it answers may decide what it is told next."""
 
     def ask(self, pieces: Iterable[bytes], *, deadline: float) -> bytes:
-        """Write `pieces` to its standard input and give the next line of its output (no newline).
+        """Write `pieces` to its standard input and give the next line of its output that is not empty (no newline).
 
         Empty if it ended before: then `end` tells why. No line for `deadline` seconds is DeadlineExceeded.
         """

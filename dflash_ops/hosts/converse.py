@@ -43,7 +43,11 @@ class Spoken:
         if until > self._until:
             until, deadline = self._until, self._seconds
         stdout = self._running.stdout
-        while (end := stdout.find(b"\n")) < 0:
+        while True:
+            if stdout.startswith(b"\n"):  # empty lines: a shell there that greets everybody
+                del stdout[: len(stdout) - len(stdout.lstrip(b"\n"))]
+            if (end := stdout.find(b"\n")) >= 0:
+                break
             if self._over:
                 return b""
             if time.monotonic() >= until:

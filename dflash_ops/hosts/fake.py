@@ -98,7 +98,7 @@ class FakeHost:
 
     @contextlib.contextmanager
     def converse(self, argv: Sequence[str], *, deadline: float) -> Iterator[Conversation]:
-        """What it was told to say, a line for each `ask`; `calls` has all that was said to it."""
+        """What it was told to say, a line for each `ask` (no empty ones); `calls` has all that was said to it."""
         yield _Conversation(self, tuple(argv), deadline)
 
     def stream(self, argv: Sequence[str], *, idle: float, stdin: bytes | None = None) -> Iterator[bytes]:
@@ -143,7 +143,10 @@ class _Conversation:
 
     def ask(self, pieces: Iterable[bytes], *, deadline: float) -> bytes:
         self._call = self._calls[self._index] = replace(self._call, stdin=(self._call.stdin or b"") + b"".join(pieces))
-        return self._lines.pop(0) if self._lines else b""
+        while self._lines:
+            if line := self._lines.pop(0):
+                return line
+        return b""
 
     def end(self) -> Completed:
         left = b"".join(line + b"\n" for line in self._lines)

@@ -82,6 +82,11 @@ class Trainer:
     drafter_devices: tuple[str, ...]
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
+    @property
+    def from_features(self) -> bool:
+        """Whether it trains from features on disk, and so needs no target."""
+        return bool(self.tables.get("features", {}).get("path"))
+
 
 @dataclass(frozen=True)
 class SecretEnv:
@@ -210,8 +215,7 @@ class Job:
             if drafter_gpus is not None:
                 drafter = parse_devices(drafter_gpus, "--drafter-gpus")
                 overrides["drafter_gpus"] = drafter_gpus
-            features = bool(job.trainer.tables.get("features", {}).get("path"))
-            if fault := check_roles(target, drafter, features=features):
+            if fault := check_roles(target, drafter, features=job.trainer.from_features):
                 raise UsageError(
                     fault.what, f"--target-gpus {','.join(target)} --drafter-gpus {','.join(drafter)}", fault.fix
                 )

@@ -88,12 +88,11 @@ def node_trainer(rank: int, node: Table, name: str, outer: Table, trainer: Train
         elif key not in outer:
             where = f"to this node, or for all nodes to [jobs.{name}.trainer]"
             node.fault(f"node {rank} of job {name} has no {key}", None, f"add {key} = {DEVICES_EXAMPLE} {where}")
-        elif given or trainer.tables.get("features"):  # else its own fault was told
+        elif given or outer.values[key] == []:  # else its own fault was told
             roles[role] = given
     if len(roles) < 2:
         return trainer
-    features = bool(trainer.tables.get("features", {}).get("path"))
-    for fault in role_faults(roles["target"], roles["drafter"], features=features):
+    for fault in role_faults(roles["target"], roles["drafter"], features=trainer.from_features):
         places[fault.role].fault(f"node {rank}: {fault.what}", f"{fault.role}_devices", fault.fix)
     return replace(trainer, target_devices=roles["target"], drafter_devices=roles["drafter"])
 

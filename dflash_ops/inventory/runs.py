@@ -78,11 +78,11 @@ def _trainer(table: Table, *, nodes: bool) -> Trainer:
                     below.fault(f"{role} does not belong into workers", role, f"write it one table up: {role} = [...]")
     target, drafter = roles["target"], roles["drafter"]
     known = target is not None and drafter is not None and not nodes
-    features = bool(tables.get("features", {}).get("path"))
-    for fault in role_faults(target or (), drafter or (), features=features) if known else ():
+    trainer = Trainer(target or (), drafter or (), MappingProxyType(tables))
+    for fault in role_faults(target or (), drafter or (), features=trainer.from_features) if known else ():
         table.fault(fault.what, f"{fault.role}_devices", fault.fix)
     table.close()
-    return Trainer(target or (), drafter or (), MappingProxyType(tables))
+    return trainer
 
 
 def _no_dates(table: Table, path: KeyPath, value: Any) -> None:

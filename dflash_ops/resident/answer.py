@@ -16,6 +16,5 @@ def say(message: dict[str, Any]) -> None:
 
 def error(failure: DflashError) -> int:
     """Say an error that a person reads; gives the exit code of its class."""
-    body = {"type": type(failure).__name__, "what": failure.what, "where": failure.where, "next": failure.next}
-    say({"schema": 1, "error": body})
+    say({"schema": 1, "error": failure.to_json()})
     return failure.exit_code

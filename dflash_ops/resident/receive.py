@@ -285,9 +285,8 @@ def say(work: Callable[[], dict[str, Any]]) -> int:
 
 
 def _say_error(error: DflashError) -> int:
-    said = {"type": type(error).__name__, "what": error.what, "where": error.where, "next": error.next}
     try:
-        print(plain.dumps({"schema": 1, "error": said}), flush=True)
+        print(plain.dumps({"schema": 1, "error": error.to_json()}), flush=True)
     except BrokenPipeError:
         return 141  # nobody listens any more
     return error.exit_code

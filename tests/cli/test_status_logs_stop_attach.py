@@ -122,6 +122,43 @@ def test_logs_are_bytes_as_they_are(host: FakeHost, capfdbinary: pytest.CaptureF
     assert argv[5:] == ("--root", "/srv/a", "--lines", "7", "--worker", "drafter0", "--attempt", "3")
 
 
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeHost, FakeHost]:
+    """The hosts of a job of two nodes."""
+    (tmp_path / "inventory.toml").write_text(
+        '[hosts.a]\nkind = "local"\n[hosts.b]\nkind = "local"\n[jobs.big]\ncommand = ["true"]\n'
+        'nodes = [{ host = "a", root = "/srv/0" }, { host = "b", root = "/srv/1" }]\n'
+    )
+    monkeypatch.setenv("DFLASH_INVENTORY", str(tmp_path / "inventory.toml"))
+    fakes = {name: FakeHost(name) for name in "ab"}
+    monkeypatch.setattr("dflash_ops.hosts.factory.Hosts._make", lambda hosts, name: fakes[name])
+    return fakes["a"], fakes["b"]
+
+
+@pytest.mark.parametrize("follow", [("--follow",), ()])
+def test_a_fault_of_ours_on_one_node_hides_no_line_of_the_other_and_ends(
+    two: tuple[FakeHost, FakeHost], capfdbinary: pytest.CaptureFixture[bytes], follow: tuple[str, ...]
+) -> None:
+    lines = [b"line %d" % number for number in range(3000)]
+    two[1].answer(*PYZ, "/srv/1/resident/current.pyz", "logs", ..., stdout=b"\n".join(lines))
+    assert run(["logs", *follow]) == 1  # the other has no answer: an AssertionError
+    seen = capfdbinary.readouterr()
+    assert seen.out.splitlines() == [b"node 1 | " + line for line in lines]
+    assert b"node 0 (a): unexpected AssertionError" in seen.err
+
+
+def test_a_fault_of_ours_on_one_node_ends_the_watch(
+    two: tuple[FakeHost, FakeHost], capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = replace(SNAP, state=State.FINISHED, exit=ExitRecord(2, 0, None, 1000.0, 9.0))
+    two[0].answer("sh", "-c", LOOK, "sh", "/srv/0", "python3", stdout=f"1000 file\n{dumps(done)}\n")
+    assert run(["status", "--watch"]) == 1
+    assert "unexpected AssertionError" in capsys.readouterr().err
+    two[1].answer("sh", "-c", LOOK, "sh", "/srv/1", "python3", stdout=f"1000 file\n{dumps(done)}\n")
+    assert run(["status", "--watch"]) == 0
+    assert "finished" in capsys.readouterr().out
+
+
 def test_attach_prints_the_command_where_there_is_no_terminal(
     host: FakeHost, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

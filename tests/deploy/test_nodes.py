@@ -32,6 +32,7 @@ def test_the_life_of_a_job_on_two_nodes(pair: Pair) -> None:
     for label in ("[node 0 (a)] start: would start", "[node 1 (b)] start: would start"):
         assert label in planned.err
     assert not any(root.exists() for root in pair.roots)
+    assert [n["result"]["execs"] for n in planned.json["nodes"]] == [2, 2]
 
     first = pair.ops("deploy", "--json")
     assert first.code == 0, first.err

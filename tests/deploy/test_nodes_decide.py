@@ -10,8 +10,10 @@ from schemas import valid
 
 from dflash_ops.client import Seen
 from dflash_ops.contracts import ErrorInfo, ExitRecord, Snapshot, State
+from dflash_ops.deploy.back import Rollback
 from dflash_ops.deploy.decide import Options
 from dflash_ops.deploy.nodes import NodesDeployment
+from dflash_ops.deploy.nodes_back import NodesRollback
 from dflash_ops.deploy.run import Deployment
 from dflash_ops.deploy.spec import job_argv, job_env, job_spec
 from dflash_ops.errors import HostUnreachable, PreflightError, StartError
@@ -106,6 +108,52 @@ def test_faults_of_all_nodes_are_told_with_their_names_and_the_largest_code(
     assert "not touched" in deployment.interrupted()
     parts[1].touched = "stopped"
     assert "node 1 (b) was being stopped" in deployment.interrupted()
+
+
+def test_a_refusal_says_how_many_commands_ran_on_each_node(
+    whole: tuple[NodesDeployment, list[Deployment], Told],
+) -> None:
+    deployment, (first, second), _ = whole
+    for part, commands in ((first, 2), (second, 1)):
+        part.host._host.answer("true")  # type: ignore[attr-defined]
+        for _ in range(commands):
+            part.host.run(["true"], deadline=5)
+    deployment._errors = {1: HostUnreachable("no route", "b")}
+    said = deployment._failed().result
+    valid("nodes", said)
+    assert [n["result"]["execs"] for n in said["nodes"]] == [2, 1]
+
+
+def test_releases_that_differ_are_told_beside_a_nodes_own_error(tmp_path: Path) -> None:
+    third = '[[jobs.big.nodes]]\nhost = "b"\nroot = "n2"\nsession = "third"\n'
+    job, options = job_of(tmp_path, TRAINER + third), Options(plan=True)
+    parts = [
+        Rollback(FakeHost(n.host), n, None, options, Silent(), python="python3", environ=os.environ) for n in job.nodes
+    ]
+    back = NodesRollback(job, parts, options, Silent())
+    parts[1].result.release, parts[2].result.release = "a" * 12, "b" * 12
+    back._errors = {0: HostUnreachable("no route", "a")}
+    with pytest.raises(NodesFailed, match=r"node 0 \(a\): no route\nthe nodes would go back to different") as caught:
+        back._one_release()
+    said = caught.value.result
+    valid("nodes", said)
+    assert (caught.value.exit_code, said["exit"]) == (5, 5)
+    assert [n["error"] and n["error"]["type"] for n in said["nodes"]] == ["HostUnreachable", None, None]
+    back._errors = {}
+    parts[0].result.release = "a" * 12
+    with pytest.raises(NodesFailed) as caught:
+        back._one_release()
+    assert (caught.value.exit_code, caught.value.result["exit"]) == (2, 2)
+
+
+def test_a_grace_of_no_seconds_is_not_the_jobs(tmp_path: Path) -> None:
+    job, told = job_of(tmp_path, TRAINER).nodes[0], Told()
+    assert Options().grace(job) == job.grace_s == 60.0
+    at_once = Rollback(FakeHost(), job, None, Options(grace_s=0.0), told, python="python3", environ=os.environ)
+    at_once.said = {"running": 3, "attempt": 2, "release": None}
+    at_once.say_plan()
+    assert "stop: would stop attempt 3 (TERM, KILL after 0 s)" in told.notes
+    assert at_once._request()["grace_s"] == 0.0
 
 
 def test_what_the_trainer_on_each_node_is_told(tmp_path: Path) -> None:

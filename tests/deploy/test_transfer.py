@@ -6,17 +6,22 @@ import hashlib
 import json
 import os
 import sys
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dflash_ops.contracts import FileEntry, Release, release_id, to_dict
-from dflash_ops.deploy import boot
+from dflash_ops.deploy import boot, transfer, zipapp
 from dflash_ops.deploy.release import Built, build, tar_end, tar_header, tar_stream
-from dflash_ops.deploy.transfer import Pack, build_pack, lacking, send
+from dflash_ops.deploy.transfer import RECEIVE, Pack, build_pack, question, send
 from dflash_ops.errors import DflashError, TransferError
+from dflash_ops.hosts.base import Conversation
 from dflash_ops.hosts.local import LocalHost
 from dflash_ops.resident.content import Stock
 
@@ -41,10 +46,18 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
+def lacking(pack: Pack, root: str, built: Built) -> list[int]:
+    """Which files of a release must travel, as the machine says: indices."""
+    request = {"root": root, "ask": built.manifest}
+    with question(HOST, PYTHON, pack, RECEIVE, request, built, root=root) as upload:
+        upload.end()
+        return list(upload.said["lacking"])
+
+
 def test_the_second_release_takes_what_it_knows(tmp_path: Path, source: Path, pack: Pack) -> None:
     root = str(tmp_path / "root")
     first = build(source)
-    assert len(lacking(HOST, PYTHON, pack, root, first)) == 22
+    assert len(lacking(pack, root, first)) == 22
     sent = send(HOST, PYTHON, pack, root, first, resident=True)
     assert (sent.files, sent.kept) == (23, 0)
 
@@ -53,7 +66,7 @@ def test_the_second_release_takes_what_it_knows(tmp_path: Path, source: Path, pa
     (source / "m5.py").chmod(0o755)
     (source / "copy of m6.py").write_bytes((source / "m6.py").read_bytes())
     second = build(source)
-    only = lacking(HOST, PYTHON, pack, root, second)
+    only = lacking(pack, root, second)
     assert [second.release.files[i].path for i in only] == ["m3.py"]
     sent = send(HOST, PYTHON, pack, root, second, only=only)
     assert (sent.files, sent.bytes) == (1, 10)
@@ -63,6 +76,45 @@ def test_the_second_release_takes_what_it_knows(tmp_path: Path, source: Path, pa
     assert (place / "m7.py").stat().st_nlink == 1
 
 
+class Greeting(LocalHost):
+    """This machine, with a login shell that greets everybody."""
+
+    def converse(self, argv: Sequence[str], *, deadline: float) -> AbstractContextManager[Conversation]:
+        greets = "printf 'Welcome\\n\\n  * news\\n\\n'; exec \"$@\""
+        return super().converse(["sh", "-c", greets, "sh", *argv], deadline=deadline)
+
+
+def test_a_greeting_with_empty_lines_is_passed_over(tmp_path: Path, source: Path, pack: Pack) -> None:
+    root, built = str(tmp_path / "root"), build(source)
+    with question(Greeting(), PYTHON, pack, RECEIVE, {"root": root, "ask": built.manifest}, built, root=root) as upload:
+        sent = upload.send(only=upload.said["lacking"])
+    assert sent.files == 22
+    assert build(Path(root, "releases", built.release.id)).release.id == built.release.id
+
+
+def test_the_resident_is_built_once_for_all_that_deploy_at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "_built_pack", cache(transfer._built_pack.__wrapped__))
+    built: list[Path] = []
+    both = threading.Event()
+
+    def build_resident(place: Path) -> str:
+        built.append(place)
+        if len(built) == 2:
+            both.set()
+        both.wait(0.2)  # for another one that builds it as well
+        place.write_bytes(b"zip")
+        return "one"
+
+    monkeypatch.setattr(zipapp, "build_resident", build_resident)
+    threads = [threading.Thread(target=build_pack) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(built) == 1
+    assert build_pack() == Pack("one", b"zip")
+
+
 @pytest.mark.parametrize("harm", ["edited", "removed", "link", "folder"])
 def test_a_release_that_was_edited_there_gives_nothing(tmp_path: Path, source: Path, pack: Pack, harm: str) -> None:
     root = tmp_path / "root"
@@ -70,7 +122,7 @@ def test_a_release_that_was_edited_there_gives_nothing(tmp_path: Path, source: P
     send(HOST, PYTHON, pack, str(root), first)
     (source / "m3.py").write_text("x = 'new'\n")
     second = build(source)
-    only = lacking(HOST, PYTHON, pack, str(root), second)
+    only = lacking(pack, str(root), second)
     victim = root / "releases" / first.release.id / "m9.py"
     victim.unlink()
     if harm == "edited":
@@ -92,7 +144,7 @@ def test_a_cut_upload_of_changes_leaves_nothing_and_the_next_one_is_whole(
     send(HOST, PYTHON, pack, str(root), first)
     (source / "m3.py").write_text("x = 'new'\n" * 1000)
     second = build(source)
-    only = lacking(HOST, PYTHON, pack, str(root), second)
+    only = lacking(pack, str(root), second)
     whole = b"".join([*tar_stream(second, "release", only), tar_end()])
     request = {"root": str(root), "token": "aa", "release": to_dict(second.release), "take": True}
     for share in (0.0, 0.5, 0.9):
@@ -198,7 +250,7 @@ def test_ten_thousand_files(tmp_path: Path, pack: Pack) -> None:
     assert send(HOST, PYTHON, pack, root, first).files == 10_000
     (source / "5/5.txt").write_text("changed")
     second = build(source)
-    only = lacking(HOST, PYTHON, pack, root, second)
+    only = lacking(pack, root, second)
     assert send(HOST, PYTHON, pack, root, second, only=only).kept == 9_999
     said: dict[str, Any] = json.loads(Path(root, "releases", second.release.id, ".release.json").read_text())
     assert len(said["files"]) == 10_000

@@ -27,6 +27,21 @@ def test_what_is_said_next_may_depend_on_the_answer() -> None:
     assert (done.rc, done.stdout, done.stderr) == (3, b"rest\n", b"err\n")
 
 
+def test_empty_lines_are_no_answers_and_not_the_end() -> None:
+    script = "printf '\\n\\nhello\\n\\nworld\\n'; read -r x; printf '\\n'; echo \"got $x\"; printf '\\n\\n'"
+    with LocalHost().converse(["sh", "-c", script], deadline=LONG) as talk:
+        assert talk.ask([], deadline=LONG) == b"hello"
+        assert talk.ask([], deadline=LONG) == b"world"
+        assert talk.ask([b"one\n"], deadline=LONG) == b"got one"
+        assert talk.ask([], deadline=LONG) == b""
+        assert talk.end().rc == 0
+    with (
+        pytest.raises(DeadlineExceeded, match=r"within 0\.3 s"),
+        LocalHost().converse(["yes", ""], deadline=LONG) as talk,
+    ):
+        talk.ask([], deadline=0.3)
+
+
 def test_more_than_a_pipe_holds_both_ways() -> None:
     with LocalHost().converse(["cat"], deadline=LONG) as talk:
         line = os.urandom(1000).hex().encode()
@@ -75,7 +90,7 @@ def test_leaving_the_block_ends_it(tmp_path: Path) -> None:
 
 
 def test_the_fake_answers_a_line_for_each_question() -> None:
-    host = FakeHost().answer("talk", ..., stdout="one\ntwo\nthree\n", rc=4)
+    host = FakeHost().answer("talk", ..., stdout="one\n\ntwo\nthree\n", rc=4)
     with host.converse(["talk", "now"], deadline=5) as talk:
         assert talk.ask([b"a", b"b"], deadline=1) == b"one"
         assert talk.ask([b"c"], deadline=1) == b"two"

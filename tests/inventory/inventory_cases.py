@@ -430,6 +430,20 @@ CASES: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
             ("jobs.a.nodes[2].drafter_devices[0]", "'x' is no device", "GPU numbers"),
         ],
     ),
+    "no devices for all nodes": (
+        HOST
+        + "[jobs.a]\nhost = 'here'\n[jobs.a.trainer]\ntarget_devices = [] #!\ndrafter_devices = [1]\n"
+        + "[[jobs.a.nodes]]\nroot = 'a'\ntarget_devices = [0]\n[[jobs.a.nodes]]\nroot = 'b'\n"
+        + "[jobs.b]\nhost = 'here'\nnodes = [{ root = 'c' }]\n[jobs.b.trainer]\n"
+        + "target_devices = []\ndrafter_devices = [] #!\nfeatures = { path = '/f' }\n"
+        + "[jobs.c]\nhost = 'here'\nnodes = [{ root = 'd' }]\n"
+        + "[jobs.c.trainer]\ntarget_devices = ['x'] #!\ndrafter_devices = [1]\n",
+        [
+            ("jobs.a.trainer.target_devices", "node 1: there are 0 targets", "at least one device"),
+            ("jobs.b.trainer.drafter_devices", "node 0: there are 0 drafters", "at least one device"),
+            ("jobs.c.trainer.target_devices[0]", "'x' is no device", "GPU numbers"),
+        ],
+    ),
     "drafters of two kinds on two nodes": (
         HOST + JOB.replace('root = "a"\n', "") + TRAINER + "[[jobs.a.nodes]]\nroot = 'a'\n"
         "[[jobs.a.nodes]]\nroot = 'b'\ndrafter_devices = ['cpu'] #!\n",
