@@ -30,7 +30,10 @@ from dflash_ops.contracts.progress import ProgressLine, ProgressPattern, format_
 from dflash_ops.contracts.release import FileEntry, Release, release_id
 from dflash_ops.contracts.snapshot import (
     CheckpointInfo,
+    DiskInfo,
     ErrorInfo,
+    GpuHolder,
+    GpuInfo,
     Progress,
     ResidentInfo,
     SessionInfo,
@@ -56,6 +59,7 @@ __all__ = [
     "Decision",
     "Deed",
     "Diagnosis",
+    "DiskInfo",
     "ErrorInfo",
     "Event",
     "EvidenceLine",
@@ -63,6 +67,8 @@ __all__ = [
     "Expectation",
     "FileEntry",
     "Finding",
+    "GpuHolder",
+    "GpuInfo",
     "Incident",
     "IncidentLine",
     "IncidentState",

@@ -82,6 +82,52 @@ class ResidentInfo:
 
 
 @dataclass(frozen=True)
+class GpuHolder:
+    """A process that holds memory of a card: `worker` where it is one of this attempt's, else only its name."""
+
+    pid: int
+    bytes: int | None = None
+    worker: str | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class GpuInfo:
+    """One card as nvidia-smi tells it. What it does not tell (`[N/A]`, a driver in trouble) is None, never 0.
+
+    Attributes:
+        util: 0 to 1. mem_used, mem_total: bytes. temp_c: degrees Celsius. power_w, power_limit_w: watts.
+        throttle: why its clocks are held down, such as `sw_thermal_slowdown`; empty: nothing holds them.
+        ecc_corrected, ecc_uncorrected: memory errors since the driver was loaded (volatile).
+        holders: who holds its memory, the largest first.
+    """
+
+    index: int
+    name: str = ""
+    uuid: str = ""
+    util: float | None = None
+    mem_used: int | None = None
+    mem_total: int | None = None
+    temp_c: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    throttle: tuple[str, ...] | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    holders: tuple[GpuHolder, ...] | None = None
+
+
+@dataclass(frozen=True)
+class DiskInfo:
+    """The file system that holds the checkpoints; `full_in_s` = seconds until it is full at the last hour's pace."""
+
+    path: str
+    free: int
+    total: int
+    full_in_s: float | None = None
+
+
+@dataclass(frozen=True)
 class Snapshot:
     SCHEMA: ClassVar[int] = 1
 
@@ -106,4 +152,9 @@ class Snapshot:
     session: SessionInfo | None = None
     resident: ResidentInfo | None = None
     warnings: tuple[str, ...] = ()
+    gpus: tuple[GpuInfo, ...] = ()
+    gpus_note: str = ""
+    disk: DiskInfo | None = None
+    curves: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    deeds: tuple[str, ...] = ()
     schema: int = 1

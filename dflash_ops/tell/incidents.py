@@ -16,7 +16,7 @@ from dflash_ops.contracts import Event, EvidenceLine, Outcome, State, from_dict
 from dflash_ops.contracts.incident import Deed, Incident, IncidentLine, IncidentState, Proof
 from dflash_ops.errors import ContractError
 from dflash_ops.supervise.ledger import by_supervisor, whole
-from dflash_ops.tell.words import say
+from dflash_ops.supervise.words import say
 
 
 @dataclass

@@ -54,6 +54,7 @@ RECORDS: dict[str, type[Any]] = {
     "release.json": Release,
     "snapshot.json": Snapshot,
     "snapshot_crashed.json": Snapshot,
+    "snapshot_watch.json": Snapshot,
 }
 
 

@@ -1,0 +1,1 @@
+"""Many jobs and hosts at once; the streams that watch them."""
