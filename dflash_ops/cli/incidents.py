@@ -1,20 +1,31 @@
-"""`dflash-ops incidents [list | show N] [JOB]`: what failed, what was done about it, what it cost."""
+"""`dflash-ops incidents [list | show N | reset] [JOB]`: what failed, what was done about it, what it cost."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dflash_ops.cli.common import InventoryOption, JobArgument, JsonOption, console
-from dflash_ops.cli.several import AllOption, JobsArgument, NodeOption, Outcome, chosen, each, show_errors, worst
+from dflash_ops.cli.several import (
+    AllOption,
+    JobsArgument,
+    NodeOption,
+    Outcome,
+    chosen,
+    each,
+    perform,
+    show_errors,
+    worst,
+)
 from dflash_ops.errors import UsageError
 
 if TYPE_CHECKING:
     from dflash_ops.contracts import Incident
     from dflash_ops.hosts.base import Host
     from dflash_ops.inventory import Inventory, Job
+    from dflash_ops.view.stages import Stages
 
 app = typer.Typer(
     help="What failed, what was done about it, what showed that it helped, and what it cost.",
@@ -24,6 +35,8 @@ app = typer.Typer(
 )
 #: Seconds: the journal of months is some megabytes.
 _READ_S = 60.0
+#: Seconds: a pass that acts is waited for, and a supervisor that had left comes up.
+_RESET_S = 60.0
 
 
 @app.callback(invoke_without_command=True)
@@ -100,6 +113,49 @@ def _parts(
             raise UsageError("--node is one of one job's nodes", f"--node {node}", "name that job")
         jobs = [jobs[0].at_node(node)]
     return loaded, [part for one in jobs for part in one.parts]
+
+
+@app.command("reset")
+def reset(
+    job: JobsArgument = None,
+    every: AllOption = False,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why: written into the journal.")] = "",
+    json: JsonOption = False,
+    inventory: InventoryOption = None,
+) -> int:
+    """Clear what the supervisor counted: you have looked, and it may try again what it had given up.
+
+    Tries, budget and pauses begin anew, and it judges the job at once. Its changes stay; a person's stop stays too.
+    """
+    from dflash_ops.cli.adopted import refuse_adopted
+    from dflash_ops.cli.supervise import reset_outside
+    from dflash_ops.cli.watching import actor
+    from dflash_ops.client import JobClient
+
+    if not reason.strip():
+        raise UsageError("why the counts are cleared is not said", "incidents reset", "--reason TEXT")
+    loaded, jobs = chosen(inventory, job, every)
+
+    def work(one: Job, host: Host, python: str, progress: Stages) -> dict[str, object]:
+        refuse_adopted(one, "incidents", always=True)
+        here = reset_outside(loaded, one, reason, actor())
+        with progress.stage("reset", f"{one.label}: clearing what was counted") as stage:
+            if here:
+                progress.note(f"{one.label}: what `supervise` counted on this machine is cleared")
+            options = ["--reason", reason, "--actor", actor()]
+            answer = JobClient(host, one, python).ask("reset", *options, deadline=_RESET_S)
+            stage.done(f"{one.label}: {_cleared(answer)}")
+        return {**answer, "kind": "incidents.reset", "job": one.name, "host": one.host, "outside": here}
+
+    return perform(loaded, jobs, "incidents.reset", work, as_json=json)
+
+
+def _cleared(answer: dict[str, Any]) -> str:
+    counts = answer["cleared"]
+    said = f"cleared: {counts['failures']} failures, {counts['actions']} tries"
+    if answer["stopped"]:
+        return f"{said}; a person stopped the job, so only a start goes on: dflash-ops deploy"
+    return f"{said}; it is judged anew" if answer["watched"] else f"{said}; no supervisor came up: run/resident.log"
 
 
 def _asked(loaded: Inventory, parts: list[Job]) -> list[Outcome]:

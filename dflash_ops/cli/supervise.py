@@ -268,6 +268,21 @@ class Watch:
         write_atomic(self._at / "seen.json", dumps(self._memory).encode() + b"\n")
 
 
+def reset_outside(loaded: Inventory, job: Job, reason: str, actor: str) -> bool:
+    """Clear what `supervise` counted for this job on this machine; whether there was something.
+
+    Raises:
+        OSError, DflashError: its journal cannot be read or written.
+    """
+    from dflash_ops.resident import journal
+
+    record = _state_folder() / _name(loaded, job) / "journal.jsonl"
+    if not record.exists():
+        return False
+    journal.append(record, "supervise_reset", actor=actor, data={"reason": reason.strip()})
+    return True
+
+
 def _state_folder() -> Path:
     base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local/state")
     return Path(base) / "dflash-ops" / "supervise"

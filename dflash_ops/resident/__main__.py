@@ -38,6 +38,7 @@ COMMANDS = {
     "boot": ("enable", "boot_main", "what the machine calls at boot"),
     "checkpoints": ("checkpoints", "main", "list, verify, set aside, bring back"),
     "repair": ("repair", "main", "one pass of the supervisor"),
+    "reset": ("reset", "main", "clear what the supervisor counted: a person has looked"),
     "notify": ("notify", "main", "hand one message to apprise"),
     "preflight": ("preflight", "main", "is the machine ready for the job"),
 }

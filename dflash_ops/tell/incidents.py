@@ -238,6 +238,13 @@ class _Reading:
         one.diagnosis = {**{k: e.data.get(k) for k in ("kind", "fingerprint")}, **one.diagnosis}
         self._line(one, e)
 
+    def supervise_reset(self, e: Event) -> None:
+        """A person has looked: what was left to one is judged anew."""
+        for one in self._lasting:
+            if one.asked in (IncidentState.HELD, IncidentState.PROPOSED):
+                one.asked = None
+        self._newest(e)
+
     def beside(self, e: Event) -> None:
         """What people and deploys do meanwhile."""
         self._newest(e)
@@ -366,7 +373,7 @@ _HANDLERS: Mapping[str, Callable[[_Reading, Event], None]] = {
     "start_failed": _Reading.beside,
     "stop_requested": _Reading.stop_requested,
     "stop_escalated": _Reading.beside,
-    "supervise_reset": _Reading.beside,
+    "supervise_reset": _Reading.supervise_reset,
     "diagnosed": _Reading.diagnosed,
     "finding": _Reading.finding,
     "progress": _Reading.progress,
