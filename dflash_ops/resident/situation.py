@@ -87,6 +87,7 @@ def gather(
         stacks_failed=failed,
         left=_left(last),
         rebooted=last.rebooted,
+        cut=last.start is None and last.exit is None,
         checkpoints=found,
         table=job.remedies if job is not None else RemedyTable(),
         argv=base.argv if base is not None else (),

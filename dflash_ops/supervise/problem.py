@@ -117,6 +117,12 @@ def _crash(situation: Situation) -> Problem | None:
     lines = (*diagnosis.evidence, EvidenceLine(f"attempt {situation.attempt} ended: {ended}", role="match"))
     if unknown and diagnosis.kind in _NO_CAUSE:
         kind = REBOOTED if situation.rebooted else NO_RECORD
+        if situation.cut:
+            # The end of whoever started it says nothing of the trainer: one cut is not the other come again, and only
+            # the hour's budget counts them together.
+            cut = key(kind, situation.attempt)
+            title = f"the start of attempt {situation.attempt} was cut short"
+            return Problem(kind, cut, title, step=situation.step, evidence=lines[-_MOST_LINES:])
         return Problem(kind, key(kind), kind, step=situation.step, evidence=lines[-_MOST_LINES:])
     fingerprint = diagnosis.fingerprint or key(diagnosis.kind, situation.signal, situation.rc)
     return Problem(

@@ -35,6 +35,7 @@ class Situation:
         step: the furthest step of this attempt, None before the first.
         resumed_step: step of the checkpoint that it went on from.
         rc, signal: how it ended; both None where nobody wrote it down. rebooted: the machine was, since it began.
+        cut: no trainer of it ever ran, since who started it was ended in the middle of that.
         requested: a person or the system asked for its end (`stop`, `INT`, `TERM`), "" where nobody did.
         diagnosis: triage over this attempt; None: not diagnosed (which is partial evidence of a crash).
         findings: of the health detectors. skipped: detectors that could not look.
@@ -66,6 +67,7 @@ class Situation:
     rc: int | None = None
     signal: str | None = None
     rebooted: bool = False
+    cut: bool = False
     requested: str = ""
     diagnosis: Diagnosis | None = None
     findings: tuple[Finding, ...] = ()

@@ -168,6 +168,7 @@ def situations(rng: random.Random, now: float, attempt: int | None, step: int | 
         resumed_step=rng.choice([None, 0, 50]),
         rc=rng.choice([None, 1, 2, 4]),
         signal=rng.choice([None, "SIGKILL"]),
+        cut=fault() < 0.05,
         requested=rng.choice(["", "", "", "", "", "", "", "stop", "INT", "TERM"]),
         diagnosis=diagnoses(rng),
         findings=finding,

@@ -394,6 +394,14 @@ def test_an_end_of_which_nothing_is_known_gets_one_restart_and_a_reboot_needs_pe
     assert allowed.action == "restart"
 
 
+def test_a_start_that_was_cut_short_is_no_failure_of_the_trainer_and_the_hours_budget_bounds_it() -> None:
+    job = Job()
+    said = [job.crash("root_cause_not_shown", rc=None, cut=True) for _ in range(6)]
+    assert [d.verdict for d in said] == [Verdict.ACT] * 5 + [Verdict.HOLD]
+    assert said[0].title == "the start of attempt 1 was cut short"
+    assert "budget of 5" in said[5].reason
+
+
 def test_the_dry_run_says_how_a_foreign_trainer_goes_on_and_that_it_begins_anew() -> None:
     table = RemedyTable({"restart": Way(args=("--resume",), env={"R": "1"})})
     assert Job().crash("segfault", table=table).command == "start attempt 2: R=1 python3 train.py --resume"
