@@ -13,6 +13,7 @@ once. A template with `{% generation %}` marks is believed, after the same check
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,24 @@ def own_template(tokenizer: Any) -> str | None:
     if isinstance(found, dict):
         found = found.get("default")
     return str(found) if found else None
+
+
+def read_options(text: str | None, where: str) -> dict[str, Any]:
+    """What a template is called with, from its JSON; {} for None. `where`: the key or option that holds it.
+
+    Raises:
+        ConfigError: it is no JSON object.
+    """
+    if text is None:
+        return {}
+    example = """for example '{"enable_thinking": false}'"""
+    try:
+        options = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{text[:200]!r} is no JSON: {error}", where, example) from None
+    if not isinstance(options, dict):
+        raise ConfigError(f"{text[:200]!r} is no JSON object", where, example)
+    return options
 
 
 class ChatTemplate:

@@ -22,6 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from trainer.chat import read_options
 from trainer.config import DataConfig
 from trainer.conversation import is_text
 from trainer.data import DataIndex, decode, scan
@@ -174,7 +175,7 @@ class _Maker:
         self.vocab_size = vocab_size
         self.progress = progress
         self.tokenizer_folder = Path(config.tokenizer or target)
-        self.options = _options(config.template_options)
+        self.options = read_options(config.template_options, "data.template_options")
         self.ends = end_tokens(Path(target))
 
     @cached_property
@@ -282,21 +283,6 @@ class _Maker:
             left = "the chat template leaves them out or rewrites them"
             notes = (f"{skipped} turns of the assistant have no loss: {left}",)
         return notes, written.hexdigest()
-
-
-def _options(text: str | None) -> dict[str, Any]:
-    if text is None:
-        return {}
-    try:
-        options = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{text!r} is no JSON: {error}", "data.template_options", _OPTIONS_NEXT) from None
-    if not isinstance(options, dict):
-        raise ConfigError(f"{text!r} is no JSON object", "data.template_options", _OPTIONS_NEXT)
-    return options
-
-
-_OPTIONS_NEXT = """for example template_options = '{"enable_thinking": false}'"""
 
 
 def _chunks(lines: Iterator[bytes], size: int, total: int) -> Iterator[list[bytes]]:

@@ -15,6 +15,7 @@ from trainer.checkpoint import Checkpoint
 from trainer.config import RunConfig
 from trainer.drafter_config import DrafterConfig, rope_theta
 from trainer.errors import ConfigError
+from trainer.target_files import text_part
 
 #: What [drafter] and the target decide, and the key to mend where the drafter that is gone on from has another.
 _CHECKED = {
@@ -86,8 +87,7 @@ def start_notes(start: DrafterConfig, target: Mapping[str, Any]) -> list[str]:
     Raises:
         ConfigError: the target's config names no RoPE base.
     """
-    inner = target.get("text_config")
-    base = rope_theta(SimpleNamespace(**(inner if isinstance(inner, dict) else target)))
+    base = rope_theta(SimpleNamespace(**text_part(target)))
     notes = []
     if start.rope_theta != base:
         notes.append(f"the drafter's RoPE base is {start.rope_theta:g}, the target's {base:g}: it stays as it is")

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from trainer.checkpoint import sync
 from trainer.drafter import Drafter
 from trainer.drafter_config import ARCHITECTURE, DrafterConfig
 from trainer.errors import CheckpointError, ConfigError
@@ -72,11 +73,11 @@ def export_drafter(
         save_file(weights, str(beside / WEIGHTS_FILE), metadata={"format": "pt"})
         (beside / CONFIG_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
         for path in (beside / WEIGHTS_FILE, beside / CONFIG_FILE, beside):
-            _sync(path)
+            sync(path)
         if out.exists():
             out.rename(aside)
         beside.rename(out)
-        _sync(out.parent)
+        sync(out.parent)
     except OSError as error:
         raise ConfigError(f"the export cannot be written: {error}", str(out), "check space and permissions") from error
     finally:
@@ -161,11 +162,3 @@ def _check_state(found: Mapping[str, tuple[int, ...]], config: DrafterConfig, wh
     for name, shape in expected.items():
         if found[name] != shape:
             raise CheckpointError(f"{name} is {list(found[name])}, the config says {list(shape)}", where)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

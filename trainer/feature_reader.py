@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ from torch import Tensor
 
 from trainer.channel import Channel
 from trainer.config import parse_config
-from trainer.data import SampleReader
+from trainer.data import Sample
 from trainer.errors import ConfigError, DataError
 from trainer.features import mend, read_manifest, read_places
-from trainer.ring import Ring, RingLayout, Slot, bytes_of
+from trainer.ring import RingLayout, Slot, bytes_of
 from trainer.stopwatch import Stopwatch
-from trainer.target_worker import fill_tokens, filled, prepare_process
+from trainer.target_worker import Fill, prepare_process, serve
 
 #: Shards that are open at one time: there may be more of them than a process may have files.
 OPEN_FILES = 128
@@ -97,30 +97,20 @@ def run_reader(channel: Channel, setup: Mapping[str, Any]) -> None:
         DataError: data or features changed, or are damaged. PeerGone: the launcher died.
     """
     config = parse_config(setup["config"], "setup")
-    prepare_process("cpu", config.workers.threads)
-    layout = RingLayout.from_dict(setup["layout"])
-    ring = Ring(setup["ring_fd"], layout, pin=False)
-    data = setup["data"]
-    samples = SampleReader(data["path"], data["size"], data["mtime_ns"], config.data.max_length)
-    if config.features.path is None:
-        raise ConfigError("a reader without features", "features.path", "report this as a fault")
-    features = FeatureReader(Path(config.features.path))
-    watch = Stopwatch()
-    channel.send({"k": "ready"})
-    channel.send({"k": "ask"})
-    while True:
-        message = channel.receive()
-        watch.lap("wait")
-        if message["k"] == "exit":
-            return
-        slot = ring.slot(int(message["slot"]), int(message["length"]))
-        found = samples.read(message["samples"])
-        fill_tokens(slot, found)
-        watch.lap("compute")
-        _fill_features(slot, [(s.id, len(s.input_ids)) for s in found], features)
-        crc = slot.checksum(int(message["batch"])) if config.ring.debug else None
-        watch.lap("copy")
-        channel.send(filled(message, crc, watch))
+    device = prepare_process("cpu", config.workers.threads)
+
+    def open_features(_: RingLayout) -> Fill:
+        if config.features.path is None:
+            raise ConfigError("a reader without features", "features.path", "report this as a fault")
+        features = FeatureReader(Path(config.features.path))
+
+        def fill(slot: Slot, samples: Sequence[Sample], watch: Stopwatch) -> None:
+            watch.lap("compute")
+            _fill_features(slot, [(s.id, len(s.input_ids)) for s in samples], features)
+
+        return fill
+
+    serve(channel, config, setup, device, open_features)
 
 
 def _fill_features(slot: Slot, samples: list[tuple[int, int]], features: FeatureReader) -> None:

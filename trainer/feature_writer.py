@@ -32,7 +32,6 @@ from trainer.features import (
     Shard,
     ShardPlan,
     divide,
-    free_bytes,
     identity_of,
     read_manifest,
     shard_bytes,
@@ -42,7 +41,7 @@ from trainer.features import (
 from trainer.plan import PlannedBatch
 from trainer.prepare import Prepared
 from trainer.progress import Output
-from trainer.ring import ITEM_BYTES, Ring, bytes_of, create_ring
+from trainer.ring import ITEM_BYTES, Ring, bytes_of, create_ring, room
 from trainer.signals import StopSignals
 from trainer.workers import Worker
 
@@ -117,7 +116,7 @@ def _write(prepared: Prepared, out: Path, shard_limit: int, signals: StopSignals
     missing = [p for p in plans if p.name not in have]
     sweep(out, whole)
     needed = sum(shard_bytes(p, identity.width, identity.dtype) for p in missing)
-    free = free_bytes(out)
+    free = room(out)
     if needed + SPARE_BYTES > free:
         raise ConfigError(
             f"there is no room: {needed} bytes are needed and {SPARE_BYTES} to spare, {free} are free",

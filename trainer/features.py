@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer.errors import ConfigError, DataError
 from trainer.ring import ITEM_BYTES
+from trainer.target_files import read_header
 
 if TYPE_CHECKING:
     from trainer.config import RunConfig
@@ -238,23 +238,11 @@ def fingerprint(folder: str | Path) -> str:
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, str, str, str, int, int]]:
-    header, start = _header(file)
+    header, start = read_header(file)
     for name, entry in header.items():
         if name != "__metadata__":
             first, end = entry["data_offsets"]
             yield name, str(entry["dtype"]), str(entry["shape"]), str(file), start + first, end - first
-
-
-def _header(file: Path) -> tuple[dict[str, Any], int]:
-    """A safetensors file's header, and where its data begin."""
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        if not 2 <= length <= file.stat().st_size - 8:
-            raise ValueError("its header is cut")
-        header = json.loads(opened.read(length))
-    if not isinstance(header, dict):
-        raise ValueError("its header is no object")
-    return header, 8 + length
 
 
 # ---- shards
@@ -324,7 +312,7 @@ def read_places(folder: Path, manifest: Manifest) -> dict[int, Place]:
     for number, shard in enumerate(manifest.shards):
         file = folder / shard.name
         try:
-            header, start = _header(file)
+            header, start = read_header(file)
             crc = header.pop("__metadata__")["crc32"]
             if len(header) != shard.samples or len(crc) != 8 * len(header):
                 raise ValueError(f"it lists {len(header)} samples, the manifest {shard.samples}")
@@ -345,9 +333,3 @@ def sweep(folder: Path, keep: Sequence[Shard]) -> None:
     for path in folder.iterdir():
         if _SHARD.fullmatch(path.name) and path.name not in known:
             path.unlink()
-
-
-def free_bytes(folder: Path) -> int:
-    """Room on the folder's file system, for us."""
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize

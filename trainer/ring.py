@@ -119,7 +119,7 @@ def reserve(folder: str, size: int, what: str, made_of: str, next_step: str) -> 
     return descriptor
 
 
-def room(folder: str) -> int:
+def room(folder: str | Path) -> int:
     """Bytes that are free for us on the folder's file system.
 
     Raises:

@@ -208,17 +208,29 @@ def _header(file: Path) -> dict[str, Any]:
     """
     try:
         size = file.stat().st_size
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            if not 2 <= length <= size - 8:
-                raise ValueError("its header is cut")
-            header = json.loads(opened.read(length))
+        header, start = read_header(file)
         header.pop("__metadata__", None)
-        whole = 8 + length + max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
+        whole = start + max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
         for entry in header.values():
             list(entry["shape"])
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise ConfigError(f"this is no whole safetensors file: {error}", str(file), _COPY_NEXT) from error
     if size != whole:
         raise ConfigError(f"the file has {size} bytes, its header says {whole}", str(file), _COPY_NEXT)
-    return dict(header)
+    return header
+
+
+def read_header(file: Path) -> tuple[dict[str, Any], int]:
+    """A safetensors file's header, and where its data begin, in bytes.
+
+    Raises:
+        OSError, ValueError: it cannot be read, is cut, or is no object.
+    """
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if not 2 <= length <= file.stat().st_size - 8:
+            raise ValueError("its header is cut")
+        header = json.loads(opened.read(length))
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
+    return header, 8 + length

@@ -5,17 +5,20 @@ Everything it does for a batch is a pure function of the batch, so a batch whose
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from trainer.channel import Channel, Message
-from trainer.config import parse_config
+from trainer.channel import Channel
+from trainer.config import RunConfig, parse_config
 from trainer.data import Sample, SampleReader
 from trainer.ring import Ring, RingLayout, Slot
 from trainer.stopwatch import Stopwatch
 from trainer.target import load_target
+
+#: Puts the features of a batch into its slot, whose tokens are there already; laps "compute" before it copies.
+Fill = Callable[[Slot, Sequence[Sample], Stopwatch], None]
 
 
 def run_target(channel: Channel, setup: Mapping[str, Any]) -> None:
@@ -26,12 +29,43 @@ def run_target(channel: Channel, setup: Mapping[str, Any]) -> None:
     """
     config = parse_config(setup["config"], "setup")
     device = prepare_process(setup["device"], config.workers.threads)
+
+    def open_target(layout: RingLayout) -> Fill:
+        target = load_target(config.target.path, dtype=getattr(torch, layout.dtype), device=device)
+        taps = list(setup["layer_ids"])
+
+        def fill(slot: Slot, _: Sequence[Sample], watch: Stopwatch) -> None:
+            features = target.features(slot.input_ids.long().to(device), taps)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)  # or the copy would be charged with the compute
+            watch.lap("compute")
+            slot.features.copy_(features)
+
+        return fill
+
+    serve(channel, config, setup, device, open_target)
+
+
+def serve(
+    channel: Channel,
+    config: RunConfig,
+    setup: Mapping[str, Any],
+    device: torch.device,
+    open_source: Callable[[RingLayout], Fill],
+) -> None:
+    """Fills slots until the launcher says exit.
+
+    Args:
+        device: of the features' source. open_source: loads it, once; the launcher hears "ready" only afterwards.
+
+    Raises:
+        DataError: the data changed. PeerGone: the launcher died. What the source raises.
+    """
     layout = RingLayout.from_dict(setup["layout"])
     ring = Ring(setup["ring_fd"], layout, pin=device.type == "cuda")
     data = setup["data"]
     reader = SampleReader(data["path"], data["size"], data["mtime_ns"], config.data.max_length)
-    target = load_target(config.target.path, dtype=getattr(torch, layout.dtype), device=device)
-    taps = list(setup["layer_ids"])
+    fill = open_source(layout)
     watch = Stopwatch()
     channel.send({"k": "ready"})
     channel.send({"k": "ask"})
@@ -40,25 +74,17 @@ def run_target(channel: Channel, setup: Mapping[str, Any]) -> None:
         watch.lap("wait")
         if message["k"] == "exit":
             return
-        length = int(message["length"])
-        slot = ring.slot(int(message["slot"]), length)
-        fill_tokens(slot, reader.read(message["samples"]))
-        features = target.features(slot.input_ids.long().to(device), taps)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # or the copy would be charged with the compute
-        watch.lap("compute")
-        slot.features.copy_(features)
+        slot = ring.slot(int(message["slot"]), int(message["length"]))
+        samples = reader.read(message["samples"])
+        fill_tokens(slot, samples)
+        fill(slot, samples, watch)
         crc = slot.checksum(int(message["batch"])) if config.ring.debug else None
         watch.lap("copy")
-        channel.send(filled(message, crc, watch))
+        done = {"k": "filled", "slot": message["slot"], "batch": message["batch"], "crc": crc}
+        channel.send({**done, "seconds": watch.seconds()})
 
 
-def filled(message: Message, crc: int | None, watch: Stopwatch) -> Message:
-    """The answer to `fill`; `crc` where ring.debug asks for it."""
-    return {"k": "filled", "slot": message["slot"], "batch": message["batch"], "crc": crc, "seconds": watch.seconds()}
-
-
-def fill_tokens(slot: Slot, samples: list[Sample]) -> None:
+def fill_tokens(slot: Slot, samples: Sequence[Sample]) -> None:
     """Writes tokens, mask and lengths of a batch into its slot; rows without a sample have length 0.
 
     Every byte is written: what an earlier batch left there must not reach this one.

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from chat_parts import save_words, turns
 from demo_parts import call
 from pipeline_support import REPO, Run, write_samples  # type: ignore[import-not-found]
 from safetensors import safe_open
@@ -260,11 +261,28 @@ def test_what_cannot_be_written_is_told_before_a_worker_starts(
     (copied / read_manifest(copied).shards[0].name).unlink()  # type: ignore[union-attr]
     changed = call("features", "--config", root / "run.json", "--set", "train.seed=5", "--out", copied, *SHARD)
     assert changed.returncode == 6 and "seed 0, now 5" in changed.stderr
-    monkeypatch.setattr("trainer.feature_writer.free_bytes", lambda _: 1000)
+    monkeypatch.setattr("trainer.feature_writer.room", lambda _: 1000)
     full = call("features", "--config", root / "run.json", "--out", tmp_path / "full", *SHARD)
     rows = sum(prepared(root).index.lengths) * 64 * 4
     needed = int(full.stderr.split("there is no room: ")[1].split()[0])
     assert full.returncode == 2 and rows < needed < rows + 20_000 and "1000 are free" in full.stderr
+
+
+def test_conversations_are_made_into_tokens_under_the_one_bar_of_the_command(
+    tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, talk = shutil.copytree(tiny_target, tmp_path / "target"), {"messages": turns("hey", "you yes")}
+    save_words(target)
+    (tmp_path / "d.jsonl").write_text((json.dumps(talk) + "\n") * 300)
+    config = write_config(tmp_path / "run.json", target, tmp_path / "d.jsonl", tmp_path / "out")
+    monkeypatch.setattr("trainer.corpus.QUIET_S", 0.0)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("keep")  # it ends where the work would begin
+    done = call("features", "--config", config)
+    assert done.returncode == 2, done.stderr
+    said = [line for line in done.stderr.splitlines() if "lines" in line]
+    assert said and all(line.startswith("features: tokenizing ") and "lines/s" in line for line in said), done.stderr
+    assert "tokenizing 300/300 lines" in said[-1]
 
 
 def test_targets_and_drafters_of_the_command_line(root: Path, make_run: Callable[..., Run]) -> None:

@@ -50,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
     waiting = Bar("features", 0, "")
     with told("reading the data", "nothing was computed; whole shards of earlier calls stay"), waiting.alive():
         waiting.update(0, "reading target and data")
-        prepared = prepare(alone, None, "none", progress=_tokenizing())
+        prepared = prepare(alone, None, "none", progress=_tokenizing(waiting))
     bar = Bar("features", sum(prepared.index.lengths), "tokens")
     with StopSignals() as signals:
         from trainer.feature_writer import write_features
@@ -86,14 +86,11 @@ def _shown(bar: Bar) -> Callable[[int, int, str], None]:
     return show
 
 
-def _tokenizing() -> Callable[[int, int, str], None]:
-    """Progress of conversations that are made into tokens first."""
-    bars: list[Bar] = []
+def _tokenizing(waiting: Bar) -> Callable[[int, int, str], None]:
+    """Progress of conversations that are made into tokens first, told by the bar that is there already."""
 
     def show(done: int, total: int, text: str) -> None:
-        if not bars:
-            bars.append(Bar("tokenizing", max(1, total), "lines", done=done))
-        bars[0].update(done, text)
+        waiting.update(0, f"tokenizing {done}/{total} lines  {text.replace(',_', '  ').replace('_', ' ')}")
 
     return show
 

@@ -67,17 +67,15 @@ def _compared(target: str, config: Any) -> list[str]:
     from trainer.drafter_start import start_notes
     from trainer.errors import ConfigError
     from trainer.hub import target_folder
-    from trainer.target_files import read_target
+    from trainer.target_files import read_target, text_part
 
     facts = read_target(str(target_folder(target)))
-    inner = facts.raw.get("text_config")
-    text = inner if isinstance(inner, dict) else facts.raw
     differ = [
         f"{name} is {ours}, the target's {theirs}"
         for name, ours, theirs in (
             ("hidden_size", config.hidden_size, facts.hidden_size),
             ("vocab_size", config.vocab_size, facts.vocab_size),
-            ("num_target_layers", config.num_target_layers, text.get("num_hidden_layers")),
+            ("num_target_layers", config.num_target_layers, text_part(facts.raw).get("num_hidden_layers")),
         )
         if ours != theirs
     ]

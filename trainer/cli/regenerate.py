@@ -125,6 +125,7 @@ class _Shown:
 
 
 def _local(args: argparse.Namespace, shown: _Shown) -> dict[str, Any]:
+    from trainer.chat import read_options
     from trainer.cli.guard import own_progress_only, share_cores
     from trainer.hub import target_folder
     from trainer.regenerate import regenerate
@@ -149,7 +150,7 @@ def _local(args: argparse.Namespace, shown: _Shown) -> dict[str, Any]:
         limit=args.limit,
         skip_bad=args.skip_bad,
         anew=args.anew,
-        template_options=_options(args.template_options),
+        template_options=read_options(args.template_options, "--template-options"),
         planned=planned,
         progress=shown.progress,
     )
@@ -160,13 +161,14 @@ def _local(args: argparse.Namespace, shown: _Shown) -> dict[str, Any]:
 
 
 def _server(args: argparse.Namespace, shown: _Shown) -> dict[str, Any]:
+    from trainer.chat import read_options
     from trainer.openai_client import Server
     from trainer.regenerate_server import Sampling, regenerate_from_server
 
     if not args.model:
         raise ConfigError("--model is missing", "regenerate", "name the target as the server does (see its /v1/models)")
     given = {n: getattr(args, n) for n in ("temperature", "top_p", "seed") if getattr(args, n) is not None}
-    options = _options(args.template_options)
+    options = read_options(args.template_options, "--template-options")
     limits = {
         name: value for name, value in (("timeout_s", args.timeout), ("retries", args.retries)) if value is not None
     }
@@ -197,13 +199,3 @@ def _key(variable: str | None) -> str | None:
     if key is None:
         raise ConfigError(f"there is no variable {variable} in the environment", "--api-key-env", "export it first")
     return key.strip()
-
-
-def _options(text: str | None) -> dict[str, Any]:
-    try:
-        options = json.loads(text) if text is not None else {}
-    except ValueError as error:
-        raise ConfigError(f"{text!r} is no JSON: {error}", "--template-options") from None
-    if not isinstance(options, dict):
-        raise ConfigError(f"{text!r} is no JSON object", "--template-options")
-    return options

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer.checkpoint import sync
 from trainer.demo import text as text_module
 from trainer.demo.text import Text
 from trainer.demo.tokenizer import BOS, EOS, PAD, VOCAB_SIZE, save_tokenizer
@@ -202,12 +203,12 @@ def _lay_down(out: Path, model: Qwen3ForCausalLM, stamp: dict[str, Any]) -> None
         save_tokenizer(beside)
         (beside / ".demo.json").write_text(json.dumps({"schema": 1, **stamp, "built": time.time()}, indent=1) + "\n")
         for file in beside.iterdir():
-            _sync(file)
-        _sync(beside)
+            sync(file)
+        sync(beside)
         if out.exists():  # an older demo target, or an empty folder (_refuse_foreign has looked)
             shutil.rmtree(out)
         beside.rename(out)
-        _sync(out.parent)
+        sync(out.parent)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
@@ -218,13 +219,5 @@ def _write_if_changed(file: Path, text: str) -> None:
         return
     beside = file.with_name(f".{file.name}.{os.getpid()}")
     beside.write_text(text)
-    _sync(beside)
+    sync(beside)
     beside.rename(file)
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
