@@ -7,17 +7,15 @@ from typing import Any
 
 from dflash_ops.client import ASK_S, STOP_MORE_S, JobClient, Seen
 from dflash_ops.contracts import Snapshot, State
-from dflash_ops.errors import CommandFailed, HostError, UsageError
+from dflash_ops.errors import CommandFailed, UsageError
 
 
 class AdoptedClient(JobClient):
     """A session that dflash-ops did not start. Starting, switching and setting aside are refused."""
 
-    def snapshot(self, *, deadline: float = ASK_S) -> Seen:
+    def seen(self, *, deadline: float = ASK_S) -> Seen:
         try:
             said = self.ask("adopted-snapshot", deadline=deadline)
-        except HostError as error:
-            return self.unreachable(error)
         except CommandFailed as error:
             if error.rc == 2 and "never deployed" in error.what:
                 return self._never()
@@ -33,8 +31,13 @@ class AdoptedClient(JobClient):
         detail = f"not adopted there yet: dflash-ops adopt {self.job.host} --session {self.job.session}"
         return Seen(Snapshot(self.job.name, now, State.UNKNOWN, now, detail), now, deployed=False)
 
-    def follow(self, *, idle: float = 15.0) -> Iterator[Seen]:
-        return self._follow("adopted-follow", idle=idle)
+    def follow(self, *, idle: float = 15.0, forever: bool = False) -> Iterator[Seen]:
+        try:
+            yield from self._follow("adopted-follow", idle=idle, forever=forever)
+        except CommandFailed as error:
+            if not forever or error.rc != 2 or "--forever" not in error.stderr:
+                raise
+            yield from self._follow("adopted-follow", idle=idle, forever=False)  # a resident of before that option
 
     def logs(
         self, *, follow: bool = False, worker: str | None = None, attempt: int | None = None, lines: int = 100

@@ -95,11 +95,19 @@ class JobClient:
         Raises:
             DflashError: the resident refuses (damaged state), or what it says cannot be understood.
         """
-        argv = ["sh", "-c", LOOK, "sh", self.job.root, self.python]
         try:
-            done = self.host.run(argv, deadline=deadline)
+            return self.seen(deadline=deadline)
         except HostError as error:
             return self.unreachable(error)
+
+    def seen(self, *, deadline: float = ASK_S) -> Seen:
+        """As `snapshot`, where a machine that cannot be reached is an error.
+
+        Raises:
+            HostError, and as `snapshot`.
+        """
+        argv = ["sh", "-c", LOOK, "sh", self.job.root, self.python]
+        done = self.host.run(argv, deadline=deadline)
         self._lost = None
         head, _, rest = done.text.partition("\n")
         clock, _, how = head.partition(" ")
@@ -123,23 +131,27 @@ class JobClient:
         detail = error.what + (f" ({error.where})" if error.where else "")
         return Seen(Snapshot(self.job.name, now, State.UNREACHABLE, self._lost, detail), now)
 
-    def follow(self, *, idle: float = 15.0) -> Iterator[Seen]:
-        """Snapshots as they come, one a second; ends when the resident ends it.
+    def follow(self, *, idle: float = 15.0, forever: bool = False) -> Iterator[Seen]:
+        """Snapshots as they come, one a second; ends with the job, unless it is to go on `forever`.
 
         Raises:
             HostError: the way to the machine was lost, or nothing came for `idle` seconds.
             CommandFailed: the resident failed.
         """
-        return self._follow("follow", idle=idle)
+        return self._follow("follow", idle=idle, forever=forever)
 
-    def _follow(self, command: str, *, idle: float) -> Iterator[Seen]:
-        for raw in self._stream(command, idle=idle):
+    def _follow(self, command: str, *, idle: float, forever: bool) -> Iterator[Seen]:
+        last: Snapshot | None = None
+        for raw in self._stream(command, *(["--forever"] if forever else []), idle=idle):
             said = _object(raw.decode("utf-8", "replace"))
             if said is None:
                 raise ContractError(f"`follow` said something that is no JSON object: {raw[:200]!r}", self.host.name)
             snapshot = self._understood(said, "follow")
-            self._lost = None
-            yield Seen(snapshot, snapshot.t)
+            if last is not None and not snapshot.curves and snapshot.attempt == last.attempt:
+                snapshot = replace(snapshot, curves=last.curves)  # said in the first line and when they changed
+            last, self._lost = snapshot, None
+            now = said.get("now")
+            yield Seen(snapshot, max(float(now), snapshot.t) if isinstance(now, (int, float)) else snapshot.t)
 
     def logs(
         self, *, follow: bool = False, worker: str | None = None, attempt: int | None = None, lines: int = 100

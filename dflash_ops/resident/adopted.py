@@ -101,13 +101,16 @@ def snapshot_main(args: list[str]) -> int:
 
 
 def follow_main(args: list[str]) -> int:
-    layout = Layout(_parser("adopted-follow").parse_args(args).root.absolute())
+    parser = _parser("adopted-follow")
+    parser.add_argument("--forever", action="store_true", help="go on after the trainer has ended")
+    options = parser.parse_args(args)
+    layout = Layout(options.root.absolute())
     clean_environment()
     while True:
         snapshot = look(layout)
         sys.stdout.write(dumps(snapshot) + "\n")
         sys.stdout.flush()
-        if snapshot.state in (State.CRASHED, State.FINISHED, State.STOPPED):
+        if snapshot.state in (State.CRASHED, State.FINISHED, State.STOPPED) and not options.forever:
             return 0
         time.sleep(POLL_S)
 
