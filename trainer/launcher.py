@@ -182,13 +182,17 @@ class Launcher:
             if self.several is not None:
                 self.several.save_what_is_held()
             self.saves.finish()
+            try:
+                self.record.close()
+            except OSError as error:  # what the run ended with is told, and not that the disk is full as well
+                self.output.line(f"the last lines of plan.jsonl are lost: {error.strerror}")
             raise
         finally:
             self.crew.close()
             self.saver.close()
-            self.record.close()
             if self.board is not None:
                 self.board.close()
+            self.record.close()
         step = f"{self.scheduler.step}/{self.scheduler.total_steps}"
         self.output.event("finished" if code == FINISHED else "stopped", step=step)
         return code
@@ -249,7 +253,9 @@ class Launcher:
 
     def _setup(self, worker: Worker) -> Message:
         p = self.prepared
-        receives = self.several is not None and self.several.receives()
+        # A target that starts anew has no part in this: its setup must not wipe an average for a state to receive.
+        several = self.several if worker.role == "drafter" else None
+        receives = several is not None and several.receives()
         return {
             "k": "setup",
             "rank": worker.rank,
@@ -264,7 +270,7 @@ class Launcher:
             "average": None if self.averages.current is None else self.averages.current.buffer,
             "resume": None if p.resume is None or receives else str(p.resume.path),
             "step": p.step,
-            "group": None if self.several is None else self.several.group(worker),
+            "group": None if several is None else several.group(worker),
             "store": None if self.tcp_store is None else self.tcp_store.port,
         }
 

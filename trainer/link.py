@@ -57,6 +57,7 @@ class Link:
         self._writer.setblocking(False)
         self._lock = threading.Lock()
         self._own: Report | None = None
+        self._delivered: Report | None = None
         self._ours: Decision | None = None
         self._seen: dict[int, _Seen] = {}
         self._decision = Decision()
@@ -144,8 +145,10 @@ class Link:
             return time.monotonic() - self._since
 
     @property
-    def ever_met(self) -> bool:
-        return self._met > 0
+    def delivered(self) -> Report | None:
+        """The report, as `publish` got it, that was last at the endpoint as a whole."""
+        with self._lock:
+            return self._delivered
 
     @property
     def lost(self) -> bool:
@@ -174,19 +177,22 @@ class Link:
     def _pause(self) -> float:
         return EXCHANGE_S + EXCHANGE_MORE_S * self.args.count
 
-    def _outbox(self) -> dict[str, str]:
+    def _outbox(self) -> tuple[dict[str, str], Report | None]:
+        """What is to be set, and the report in it."""
         with self._lock:
-            out = {}
+            out, own = {}, self._own
             if self._own is not None:
                 self._beat += 1
                 out[_key(self.args.rank)] = json.dumps(replace(self._own, beat=self._beat).to_dict())
             if self._ours is not None:
                 out[_DECISION] = json.dumps(self._ours.to_dict())
-        return out
+        return out, own
 
-    def _heard(self, raw: dict[str, bytes]) -> None:
+    def _heard(self, raw: dict[str, bytes], told: Report | None) -> None:
+        """After a whole exchange. `told`: the report that was set in it."""
         now, news = time.monotonic(), False
         with self._lock:
+            self._delivered = told
             if now - self._since > self.lost_after_s or not self._met:
                 self._met = now
             self._since, self.trouble = now, ""
@@ -240,13 +246,14 @@ class _Session(threading.Thread):
                 wait_for_workers=False,
             )
             while not self.left:
-                for key, text in link._outbox().items():
+                out, told = link._outbox()
+                for key, text in out.items():
                     store.set(key, text)
                 values = store.multi_get(keys)
                 if self._is_left():
                     return
                 self._at = time.monotonic()
-                link._heard(dict(zip(keys, values, strict=True)))
+                link._heard(dict(zip(keys, values, strict=True)), told)
                 self.wake.wait(link._pause)
                 self.wake.clear()
         except (dist.DistError, RuntimeError, ValueError, OSError) as error:

@@ -17,8 +17,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainer.addresses import is_loopback
+
 #: Phases of a node: it waits for a generation, trains in one, has finished, or has ended with an error.
 READY, RUNNING, DONE, FAILED = "ready", "running", "done", "failed"
+#: Exit codes of a launcher that may come back; every other one would only come again, and ends all nodes.
+RETURNS = (0, 1, 3)
 #: Where a generation starts from: averages in memory, a checkpoint, nothing.
 HELD, SAVED, FRESH = "held", "saved", "fresh"
 
@@ -84,8 +88,7 @@ class Report:
         """
         try:
             states = {name: tuple(Held.from_dict(entry) for entry in raw.get(name, ())) for name in ("held", "saved")}
-            known = {f.name for f in dataclasses.fields(cls)}
-            return cls(**{**{k: v for k, v in raw.items() if k in known}, **states})
+            return cls(**{**_known(cls, raw), **states})
         except (TypeError, AttributeError, KeyError) as error:
             raise ValueError(f"no report: {error}") from error
 
@@ -144,10 +147,16 @@ class Decision:
             ValueError: it is no decision.
         """
         try:
-            members = tuple(Member(**m) for m in raw["members"])
-            return cls(**{**raw, "members": members, "start": Held.from_dict(raw["start"])})
-        except (TypeError, KeyError) as error:
+            members = tuple(Member(**_known(Member, m)) for m in raw["members"])
+            return cls(**{**_known(cls, raw), "members": members, "start": Held.from_dict(raw["start"])})
+        except (TypeError, AttributeError, KeyError) as error:
             raise ValueError(f"no decision: {error}") from error
+
+
+def _known(cls: type, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What this version knows of a form; a newer node may say more."""
+    names = {f.name for f in dataclasses.fields(cls)}
+    return {k: v for k, v in raw.items() if k in names}
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -157,7 +166,7 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tupl
 
 def refusal(leader: Report, other: Report) -> str:
     """Why a node cannot train together with node 0; empty if it can. Names the key and both values."""
-    if leader.address and other.address and _loopback(leader.address) and not _loopback(other.address):
+    if leader.address and other.address and is_loopback(leader.address) and not is_loopback(other.address):
         return (
             f"node {leader.rank} takes the endpoint for itself as {leader.address}, node {other.rank} comes from "
             f"{other.address}: give the endpoint as an address that all nodes reach"
@@ -167,10 +176,6 @@ def refusal(leader: Report, other: Report) -> str:
         return ""
     told = "; ".join(f"{k} is {a!r} on node {leader.rank}, {b!r} on node {other.rank}" for k, a, b in differ[:4])
     return told + (f"; and {len(differ) - 4} more" if len(differ) > 4 else "")
-
-
-def _loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
 
 
 def choose(reports: Sequence[Report]) -> tuple[str, Held, int | None] | str:
@@ -250,7 +255,7 @@ def decide(
         previous: the last decision; generation 0 before the first. nodes: N. on_loss: "wait" or "go_on".
         token: name for the new generation.
     """
-    ended = next((r for r in reports.values() if r.phase == FAILED and r.code not in (0, 1, 3)), None)
+    ended = next((r for r in reports.values() if r.phase == FAILED and r.code not in RETURNS), None)
     if ended is not None:
         return dataclasses.replace(previous, error=f"node {ended.rank} ended: {ended.why}", code=ended.code)
     stopping = any(r.stop for r in reports.values())

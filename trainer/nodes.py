@@ -25,6 +25,7 @@ from trainer.meeting import (
     DONE,
     FAILED,
     READY,
+    RETURNS,
     RUNNING,
     Decision,
     Held,
@@ -116,21 +117,27 @@ class Nodes:
             self._say(phase=FAILED, why=f"{error.what} [{error.where}]", code=error.exit_code)
         else:
             self._say(phase=FAILED, why=f"{type(error).__name__}: {error}", code=1)
+        mine, decision = self.report, self.link.decision
+        if self.leader and mine.phase == FAILED and mine.code not in RETURNS and not decision.error:
+            # Nobody else decides, and who waits for node 0 to come back would wait in vain.
+            self.link.decide(replace(decision, error=f"node 0 ended: {mine.why}", code=mine.code))
         self._farewell()
         self.link.close()
 
     def _farewell(self) -> None:
         """The last report travels; node 0 keeps the endpoint open until the others have ended too, or are lost."""
-        deadline = time.monotonic() + (self.config.wait_s if self.leader else FAREWELL_S)
-        began = time.monotonic()
+        mine = self.report
+        # After a fault that need not come again the others wait for a new node 0, which needs the endpoint.
+        brief = mine.phase == FAILED and mine.code == 1 and not self.link.decision.error
+        deadline = time.monotonic() + (self.config.wait_s if self.leader and not brief else FAREWELL_S)
         while time.monotonic() < deadline:
-            if self.args.rank == 0:
+            if self.leader:
                 others = [r for r in self.link.reports.values() if r.rank != 0]
                 alive = self.link.alive()
                 if all(r.phase in (DONE, FAILED) or r.rank not in alive for r in others):
                     break
-            elif self.link.silent_s < time.monotonic() - began - 0.1:
-                break  # an exchange began and ended since
+            elif self.link.delivered is mine:
+                break
             time.sleep(0.05)
 
     # ---- facts

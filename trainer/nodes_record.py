@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer.plan_record import Audit, attempt_files, from_ranges, judge, read_lines
+from trainer.plan_record import Audit, attempt_files, from_ranges, judge, read_lines, replay
 
 Entry = dict[str, Any]
 
@@ -29,7 +29,7 @@ class Generation:
 
 
 def audit_nodes(folders: Sequence[Path]) -> Audit:
-    """Replays the attempts of all nodes.
+    """Replays the attempts of all nodes, or of one job that is on one node only.
 
     Args:
         folders: run/attempts of each node, or a single attempt's folder, in any order.
@@ -38,17 +38,14 @@ def audit_nodes(folders: Sequence[Path]) -> Audit:
         ConfigError: a folder has no plan.jsonl.
     """
     result = Audit()
-    records: list[list[Entry]] = []
+    records: list[list[tuple[str, list[Entry]]]] = []
     for folder in folders:
         files = attempt_files(folder)
         result.attempts += len(files)
-        records.append([entry for file in files for entry in read_lines(file, result)])
-    return replay_nodes(records, result)
-
-
-def is_of_several(folder: Path) -> bool:
-    """Whether a record is one of several nodes'."""
-    return any(e["k"] == "generation" for file in attempt_files(folder) for e in read_lines(file, Audit()))
+        records.append([(file.parent.name, read_lines(file, result)) for file in files])
+    if len(records) == 1 and not any(e["k"] == "generation" for _, entries in records[0] for e in entries):
+        return replay(records[0], result)
+    return replay_nodes([[e for _, entries in record for e in entries] for record in records], result)
 
 
 def replay_nodes(records: Sequence[Sequence[Entry]], result: Audit) -> Audit:

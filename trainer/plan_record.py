@@ -96,8 +96,17 @@ class PlanRecord:
         self._write(k="epoch", epoch=epoch)
 
     def close(self) -> None:
-        self._sync()
-        self._file.close()
+        """Closed once, whatever happens.
+
+        Raises:
+            OSError: the last lines are lost.
+        """
+        if self._file.closed:
+            return
+        try:
+            self._sync()
+        finally:
+            self._file.close()
 
     def _write(self, **entry: object) -> None:
         # Not buffered: a killed process loses nothing; a power cut may, but only what no checkpoint holds.

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -79,17 +79,8 @@ class Totals:
     empty: int = 0
 
 
-_SUMMED = (
-    "numerator",
-    "denominator",
-    "correct",
-    "positions",
-    "prefix_sum",
-    "prefix_count",
-    "block_tokens",
-    "context_tokens",
-    "grad_norm",
-)
+#: What a drafter's message says of a batch; `samples` and `batches` are the launcher's own to know.
+_SUMMED = tuple(f.name for f in fields(Totals) if f.name not in ("samples", "batches"))
 
 
 @dataclass(frozen=True)
@@ -144,23 +135,10 @@ class Meter:
 
     def add(self, stats: Mapping[str, float], samples: int) -> None:
         """One trained batch."""
-        t = self.totals
-        t.numerator += stats["numerator"]
-        t.denominator += stats["denominator"]
-        t.correct += stats["correct"]
-        t.positions += stats["positions"]
-        t.prefix_sum += stats["prefix_sum"]
-        t.prefix_count += stats["prefix_count"]
-        t.block_tokens += int(stats["block_tokens"])
-        t.context_tokens += int(stats["context_tokens"])
-        t.grad_norm += stats["grad_norm"]
-        t.empty += int(stats["empty"])
-        t.samples += samples
-        t.batches += 1
-        for name in _SUMMED:
-            self.sums[name] = self.sums.get(name, 0.0) + float(stats[name])
-        for name, more in (("samples", samples), ("batches", 1)):
-            self.sums[name] = self.sums.get(name, 0.0) + more
+        for name, value in {**{k: stats[k] for k in _SUMMED}, "samples": samples, "batches": 1}.items():
+            before = getattr(self.totals, name)
+            setattr(self.totals, name, before + type(before)(value))
+            self.sums[name] = self.sums.get(name, 0.0) + float(value)
 
     def add_others(self, gained: Mapping[str, float]) -> None:
         """What other nodes have done in this interval."""

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import trainer
 from trainer.averages import Averages
 from trainer.checkpoint import Store
+from trainer.workers import import_path
 
 
 @dataclass(frozen=True)
@@ -85,14 +85,13 @@ class Saver:
         numbers = [os.getpid(), answer, averages, buffer]
         layout = json.dumps(self.averages.layout.to_dict(), separators=(",", ":"))
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        path = [str(Path(trainer.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         with self._log.open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "trainer.saver", *map(str, numbers), layout, str(beside)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1"},
                 pass_fds=(answer, averages),
                 start_new_session=True,  # a Ctrl-C at the terminal is for the launcher alone
             )
@@ -101,9 +100,9 @@ class Saver:
         """What came of the checkpoint that is being written, once it is known."""
         if self._process is None:
             return None
+        code = self._process.poll()  # before its answer is read: it may come between the two
         with contextlib.suppress(BlockingIOError):
             self._answer += self.reader.recv(1 << 16)
-        code = self._process.poll()
         if self._answer.endswith(b"\n"):
             answer = json.loads(self._answer)
             return self._done("" if answer["ok"] else str(answer["what"]))

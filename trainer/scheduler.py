@@ -261,6 +261,8 @@ class Scheduler:
 
     def hold(self) -> int:
         """One of several nodes: nothing is begun until `stop_at`. Returns the batch before which it could stop."""
+        if self._stop_at is not None:
+            return self._stop_at
         if self._held_at is None:
             self.stopping = True
             self._held_at = self._could_stop()

@@ -271,7 +271,8 @@ class Several:
             plan = launcher.prepared.plan
             round_ = range(launcher.committed, commit.upto)
             launcher.samples = launcher.committed_samples + sum(len(plan.batch(n).sample_ids) for n in round_)
-        self._samples[step] = launcher.samples
+        kept = {k.step for k in launcher.averages.valid()}  # nothing older is gone back to
+        self._samples = {s: n for s, n in self._samples.items() if s in kept} | {step: launcher.samples}
         self.nodes.progress(launcher.meter.sums)
         self.marks = {s: m for s, m in self.marks.items() if s >= step - 4 * self.launcher.config.train.average_every}
         self.marks[step] = self.nodes.mine.token
@@ -295,8 +296,8 @@ class Several:
         if start != self._start:
             self._start = None  # all are beyond it now
         launcher.averages.go_back(start.step)
-        if launcher.saver.busy and launcher.saver.step > start.step:
-            launcher.saver.abandon()  # of a history that is left
+        if launcher.saver.busy and launcher.saver.step not in {k.step for k in launcher.averages.valid()}:
+            launcher.saver.abandon()  # of a history that is left; its memory is about to be received into
         total = total_batches(launcher.config, launcher.prepared.plan, start.batches, start.step, decision.world)
         saved = start == self._start or (launcher.store.folder / name_of(start.step)).is_dir()
         still = launcher.saver.step if launcher.saver.busy else None
@@ -346,8 +347,14 @@ def run_several(
     """
     check_config(config)
     output = Output()
+
+    def told(done: int, total: int, text: str) -> None:
+        if signals.waiting():
+            nodes.stop()  # the others must not wait for a node that only leaves
+        progress(done, total, text)
+
     with Nodes(place, config.nodes, len(config.workers.drafter_devices), output) as nodes:
-        prepared = prepare(config, checkpoints, resume, progress=progress)
+        prepared = prepare(config, checkpoints, resume, progress=told)
         token = _put_token(checkpoints) if nodes.leader else ""
         chosen = None if prepared.resume is None else prepared.resume.path
         here = saved_here(checkpoints, resume, chosen)
@@ -364,17 +371,11 @@ def run_several(
             prepared = adopt(prepared, decision)
         elif decision.origin == SAVED and prepared.step != decision.start.step:
             wanted = str(checkpoints / name_of(decision.start.step))
-            prepared = prepare(config, checkpoints, wanted, progress=progress)
+            prepared = prepare(config, checkpoints, wanted, progress=told)
         total = total_batches(config, prepared.plan, prepared.cursor, prepared.step, nodes.world)
-        return launch_one(replace(prepared, total=total), attempt, checkpoints, signals, nodes, shared)
+        from trainer.launcher import launch  # it imports this module
 
-
-def launch_one(
-    prepared: Prepared, attempt: Path, checkpoints: Path, signals: StopSignals, nodes: Nodes, shared: bool
-) -> int:
-    from trainer.launcher import launch
-
-    return launch(prepared, attempt, checkpoints, signals, nodes, shared=shared)
+        return launch(replace(prepared, total=total), attempt, checkpoints, signals, nodes, shared=shared)
 
 
 def _put_token(checkpoints: Path) -> str:

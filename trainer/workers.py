@@ -31,6 +31,12 @@ _TEE_BYTES = 1 << 16
 _ECHO = re.compile(r"(?i)connection (?:reset|closed|refused)|broken pipe|remote (?:worker|process)|ncclRemoteError")
 
 
+def import_path() -> str:
+    """PYTHONPATH with which a process of ours finds this very trainer."""
+    found = [str(Path(trainer.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.pathsep.join(found)
+
+
 class WorkerLogs(LogsSpecs):
     """Puts a worker's output and its error.json where docs/contracts.md says."""
 
@@ -164,9 +170,7 @@ class Worker:
         self.seconds, self.pending_wait, self.ready_at, self.started_at = {}, 0.0, None, time.monotonic()
         self.busy_since, self.idle_since = time.monotonic(), None
         environment = {
-            "PYTHONPATH": os.pathsep.join(
-                [str(Path(trainer.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-            ),
+            "PYTHONPATH": import_path(),
             "PYTHONUNBUFFERED": "1",
             "TQDM_DISABLE": "1",  # bars are for terminals, this is a log
             "OMP_NUM_THREADS": str(threads),

@@ -58,13 +58,16 @@ def running(made: Decision, *reports: Report, **changes: Any) -> list[Report]:
 def test_forms_survive_json() -> None:
     made = generation(node(0, saved=(state(3),), base={"number": 1}), node(1, saved=(state(3),)))
     assert Decision.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+    newer = {**made.to_dict(), "later": 1, "members": [{**m, "later": 1} for m in made.to_dict()["members"]]}
+    assert Decision.from_dict(json.loads(json.dumps(newer))) == made
     report = node(1, held=(state(1),), totals={"samples": 3.0}, stop_at=4)
     assert Report.from_dict(json.loads(json.dumps({**report.to_dict(), "later": 1}))) == report
     for bad in ({}, {"rank": 1, "life": "x", "held": [{"step": 1}]}, {"rank": 1, "life": "x", "held": 3}):
         with pytest.raises(ValueError, match="no report"):
             Report.from_dict(bad)
-    with pytest.raises(ValueError, match="no decision"):
-        Decision.from_dict({"generation": 1})
+    for bad in ({"generation": 1}, {**newer, "members": [3]}, {**newer, "start": "x"}):
+        with pytest.raises(ValueError, match="no decision"):
+            Decision.from_dict(bad)
 
 
 def test_drafters_are_numbered_through_all_nodes() -> None:

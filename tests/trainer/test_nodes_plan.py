@@ -153,6 +153,7 @@ def test_nodes_train_every_batch_once_and_end_together(
             agreed = max(node.s.hold() for node in nodes) if agreed is None else agreed
             for node in nodes:
                 node.s.stop_at(agreed)
+                assert node.s.hold() == agreed  # a second signal
         if moment == lose_at and not stopped and len(nodes) > 1 and nodes[0].s.phase in (Phase.RUN, Phase.AVERAGING):
             # A node is gone: the rest goes on from the newest commit that all of the rest have.
             lost = nodes.pop(rng.randrange(len(nodes)))

@@ -284,6 +284,22 @@ def test_a_record_is_weighted_by_what_was_trained(tmp_path: Path, capsys: pytest
     assert " ring=3/8 lr=1.0000e-04 eta_s=0 life=1 shares=target0:100/0/0/0\n" in out
 
 
+def test_what_one_node_tells_of_its_batches_is_all_that_another_one_adds(tmp_path: Path) -> None:
+    entries: list[dict[str, Any]] = []
+    ours, theirs = (Meter(Output(), tmp_path / f"{n}.jsonl", sinks=[entries.append]) for n in range(2))
+    theirs.add({**STATS, "empty": 1}, 4)
+    theirs.add(STATS, 3)
+    for meter in (ours, theirs):
+        meter.start(0, list)
+    ours.add_others(theirs.sums)
+    for meter in (theirs, ours):
+        meter.record(step=1, total=2, epoch=0.5, lr=1e-4, ring=(0, 1), samples=7, workers=())
+    told, added = entries
+    assert added["empty"] == told["empty"] == 1
+    same = ("loss", "acc", "tau", "grad_norm", "samples")
+    assert [added[name] for name in same] == [told[name] for name in same]
+
+
 def test_shares_of_an_interval_are_the_whole_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,12 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from trainer.nodes_record import audit_nodes, is_of_several
-    from trainer.plan_record import audit
+    from trainer.nodes_record import audit_nodes
 
-    folders: list[Path] = args.attempts
-    several = len(folders) > 1 or is_of_several(folders[0])
-    result = audit_nodes(folders) if several else audit(folders[0])
+    result = audit_nodes(args.attempts)
     if args.json:
         print(json.dumps({"schema": 1, "kind": "audit", "ok": result.ok, **dataclasses.asdict(result)}))
         return 0 if result.ok else 1
