@@ -17,12 +17,12 @@ import resource
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from parts import best
 
 from dflash_ops.collect.files import Found, chunks
 from dflash_ops.playbooks import load_documents
@@ -67,15 +67,6 @@ def prose(lines: int) -> str:
 
 def wrapped(text: str, width: int = 80) -> str:
     return "\n".join(line[at : at + width] for line in text.split("\n") for at in range(0, max(1, len(line)), width))
-
-
-def best(repeat: int, work: Callable[[], object]) -> float:
-    times = []
-    for _ in range(repeat):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)
 
 
 def read_all(path: Path) -> int:

@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 from ending import end_supervisors
+from ports import free_port
 
 from dflash_ops.cli.main import run
 
@@ -197,11 +197,6 @@ class Pair(Toy):
         self.job = {k: v for k, v in {**self.job, **changes}.items() if v is not None}
         hosts = {name: {"kind": "local", "python": PYTHON} for name in ("a", "b")}
         self.inventory.write_text(dump_toml({"schema": 1, "hosts": hosts, "jobs": {"big": self.job}}), "utf-8")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import contextlib
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,13 +18,6 @@ sys.path.append(str(REPO / "tests"))  # the lab's package, also where only these
 from lab import net
 from lab.needs import SBIN
 from lab.shell import sh
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass

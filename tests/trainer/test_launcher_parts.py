@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nodes_support import free_port
 from pipeline_support import Run  # type: ignore[import-not-found]
+from ports import free_port
 
 from trainer.averages import Averages
 from trainer.checkpoint import Store, list_checkpoints

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from chat_parts import save_words  # type: ignore[import-not-found]
-from nodes_support import free_port
 from pipeline_support import Run  # type: ignore[import-not-found]
+from ports import free_port
 from test_corpus import write_chats  # type: ignore[import-not-found]
 
 from trainer import corpus

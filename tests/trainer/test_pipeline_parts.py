@@ -14,6 +14,7 @@ from urllib.parse import unquote_to_bytes
 import pytest
 import torch
 from pipeline_support import REPO
+from ports import free_port
 from torch import nn
 
 from trainer import channel
@@ -220,13 +221,13 @@ dist.destroy_process_group()
 """
 
 
-def test_drafters_weigh_by_their_tokens_also_with_none(free_port: int) -> None:
+def test_drafters_weigh_by_their_tokens_also_with_none() -> None:
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", AVERAGE]
+    command, port = [sys.executable, "-c", AVERAGE], free_port()
     # 1 to 3; then one drafter without a token; then nobody has any
     both = [
         subprocess.Popen(
-            [*command, str(rank), str(free_port), "1,3,0,7,0,0"],
+            [*command, str(rank), str(port), "1,3,0,7,0,0"],
             cwd=REPO,
             env=environment,
             stdout=subprocess.PIPE,
@@ -389,13 +390,3 @@ def test_the_first_error_file_stays(tmp_path: Path) -> None:
     assert message["message"] == "NonFiniteError: the loss is nan [batch 3] -> a smaller lr"
     assert "raise NonFiniteError" in message["extraInfo"]["py_callstack"]
     assert [p.name for p in file.parent.iterdir()] == ["error.json"]
-
-
-@pytest.fixture
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
