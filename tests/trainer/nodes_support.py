@@ -18,6 +18,7 @@ sys.path.append(str(REPO / "tests"))  # the lab's package, also where only these
 from lab import net
 from lab.needs import SBIN
 from lab.shell import sh
+from ports import free_port
 
 
 @dataclass

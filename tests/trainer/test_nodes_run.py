@@ -11,8 +11,8 @@ import torch
 from demo_parts import call  # type: ignore[import-not-found]
 from lacking import lacking, under_ci
 from nodes_support import Cluster, Wire, no_namespaces
-from ports import free_port
 from pipeline_support import Run, write_samples  # type: ignore[import-not-found]
+from ports import free_port
 
 from trainer.checkpoint import MOMENTS, WEIGHTS, list_checkpoints, step_of
 from trainer.nodes_record import audit_nodes
