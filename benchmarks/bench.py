@@ -71,6 +71,18 @@ START = rf"of a whole start: {NUMBER}"
 BUSY = rf"drafter busy, of the run's time: {NUMBER}"
 CASES = (
     Case(
+        "fleet",
+        ("fleet.py",),
+        (
+            Ratio(
+                rf"slowest answer [\d.]+ s: ratio {NUMBER}",
+                "a pass over 200 hosts, of its slowest answer",
+                2.0,
+                most=True,
+            ),
+        ),
+    ),
+    Case(
         "drafter_step",
         ("drafter_step.py", "--threads", "1"),
         (Ratio(rf"at least {NUMBER} x the speed of the reference", "drafter step, of the dense mask's speed", 1.5),),

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dflash_ops.cli.common import InventoryOption, console, is_plain
+from dflash_ops.cli.common import InventoryOption, console, is_plain, render_error
 from dflash_ops.cli.several import AllOption, JobsArgument, chosen
 from dflash_ops.errors import DflashError, JobBusy
+from dflash_ops.fleet.ask import Answer, Asking
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -52,37 +53,50 @@ def command(
     inventory: InventoryOption = None,
 ) -> int:
     """Watch from outside: host unreachable, container stopped, resident dead, kernel log. Each change is said once."""
+    from dflash_ops.fleet.jobs import machine_of
     from dflash_ops.hosts.factory import Hosts
 
     loaded, jobs = chosen(inventory, job, every)
     parts = [part for one in jobs for part in one.parts]
     with Hosts(loaded) as hosts:
         watches = [Watch(loaded, hosts, part, notify or "") for part in parts]
+        asking = Asking(
+            watches,
+            Watch.look,
+            machine=lambda watch: machine_of(loaded, watch.job),
+            name=lambda watch: f"job {watch.label}",
+            every=None if once else interval,
+        )
         try:
-            return _watch(watches, once=once, interval=interval)
+            return _watch(watches, asking, once=once)
         finally:
             for watch in watches:
                 watch.close()
 
 
-def _watch(watches: list[Watch], *, once: bool, interval: float) -> int:
+def _watch(watches: list[Watch], asking: Asking[Watch, list[str]], *, once: bool) -> int:
+    """All are looked at side by side, each at its own pace: what is away delays the look at nothing else."""
     if once or is_plain(sys.stdout):
-        while True:
-            for watch in watches:
-                for text in watch.look():
+        faults = 0
+        for event in asking:
+            if isinstance(event, Answer):
+                for text in event.ended.value or ():
                     print(text, flush=True)
-            if once:
-                return max(watch.code for watch in watches)
-            time.sleep(interval)
+                if event.ended.error is not None:
+                    faults = max(faults, event.ended.error.exit_code)
+                    render_error(event.ended.error, sys.stderr)
+        return max(faults, *(watch.code for watch in watches))
     from rich.live import Live
 
     news: list[str] = []
     with Live(_table(watches, news), console=console(), auto_refresh=False) as live:
-        while True:
-            for watch in watches:
-                news = [*news, *watch.look()][-8:]
+        for event in asking:
+            if isinstance(event, Answer):
+                error = event.ended.error
+                said = event.ended.value or ([] if error is None else [f"{watches[event.index].label}: {error}"])
+                news = [*news, *said][-8:]
                 live.update(_table(watches, news), refresh=True)
-            time.sleep(interval)
+    return max(watch.code for watch in watches)
 
 
 def _table(watches: list[Watch], news: list[str]) -> Table:
@@ -111,7 +125,7 @@ class Watch:
     def __init__(self, loaded: Inventory, hosts: Mapping[str, Host] | Hosts, job: Job, notify: str) -> None:
         from dflash_ops.resident.files import flock
 
-        self._loaded, self._hosts, self._job, self._notify = loaded, hosts, job, notify
+        self._loaded, self._hosts, self.job, self._notify = loaded, hosts, job, notify
         self.code = 0
         self._fault = ""
         self._at = _state_folder() / _name(loaded, job)
@@ -131,12 +145,12 @@ class Watch:
         from dflash_ops.supervise.outside import changes, conditions
 
         try:
-            host = self._hosts[self._job.host]
-            seen = look(host, self._job, self._below(), self._memory)
+            host = self._hosts[self.job.host]
+            seen = look(host, self.job, self._below(), self._memory)
         except DflashError as error:
             self.code = max(1, error.exit_code)
             said = self._once(f"cannot be judged: {error.what}")
-            return [f"{clock(time.time())} {self._label}: {text}" for text in said]
+            return [f"{clock(time.time())} {self.label}: {text}" for text in said]
         self._memory, news = changes(self._memory, seen)
         now = conditions(seen)
         self.code = 5 if seen.fault == "unreachable" else 1 if now else 0
@@ -154,8 +168,8 @@ class Watch:
         else:
             self._fault = ""
         self._tell(news, said)
-        texts = [f"{clock(c.t)} {self._label}: {c.text}" for c in news]
-        return [*texts, *(f"{clock(seen.t)} {self._label}: {text}" for text in said)]
+        texts = [f"{clock(c.t)} {self.label}: {c.text}" for c in news]
+        return [*texts, *(f"{clock(seen.t)} {self.label}: {text}" for text in said)]
 
     def _once(self, fault: str) -> list[str]:
         """What keeps it from judging or doing, said once while it lasts."""
@@ -170,7 +184,7 @@ class Watch:
         m = self._memory
         state = ", ".join(map(words, m.since)) or (m.seen.state.value if m.seen else "-")
         since = min(m.since.values()) if m.since else m.seen.since if m.seen else 0.0
-        return (self._label, self._job.host, state, clock(since) if since else "-", m.seen.lease if m.seen else "")
+        return (self.label, self.job.host, state, clock(since) if since else "-", m.seen.lease if m.seen else "")
 
     def close(self) -> None:
         """Waits for notifications on their way, then lets go."""
@@ -180,14 +194,14 @@ class Watch:
         os.close(self._lock)
 
     @property
-    def _label(self) -> str:
-        return self._job.name if self._job.node is None else f"{self._job.name} {self._job.label}"
+    def label(self) -> str:
+        return self.job.name if self.job.node is None else f"{self.job.name} {self.job.label}"
 
     def _below(self) -> KernelHost:
         from dflash_ops.collect.kernel import KernelHost
         from dflash_ops.inventory import LxcHost
 
-        at = self._loaded.host_of(self._job)
+        at = self._loaded.host_of(self.job)
         return KernelHost(self._hosts[at.via], at.id) if isinstance(at, LxcHost) else KernelHost(self._hosts[at.name])
 
     def _act(self, seen: Look) -> list[str]:
@@ -195,14 +209,14 @@ class Watch:
         from dflash_ops.inventory import LxcHost
         from dflash_ops.tell.outside import Container, outside_pass
 
-        at = self._loaded.host_of(self._job)
+        at = self._loaded.host_of(self.job)
         container = Container(self._hosts[at.via], at.id) if isinstance(at, LxcHost) else None
-        if self._job.adopted or container is None:
+        if self.job.adopted or container is None:
             return []
-        client = JobClient(self._hosts[self._job.host], self._job, at.python)
+        client = JobClient(self._hosts[self.job.host], self.job, at.python)
         record = self._at / "journal.jsonl"
         return outside_pass(
-            seen, self._memory, self._job, container, self._books(), record, lambda: client.ask("snapshot")
+            seen, self._memory, self.job, container, self._books(), record, lambda: client.ask("snapshot")
         )
 
     def _books(self) -> Playbooks:
@@ -227,7 +241,7 @@ class Watch:
         fresh = [
             c
             for c in news
-            if c.alarm and not 0 <= now - told.get(f"{c.key}:{c.begun}", -1e9) < self._job.policy.cooldown_s
+            if c.alarm and not 0 <= now - told.get(f"{c.key}:{c.begun}", -1e9) < self.job.policy.cooldown_s
         ]
         texts = [*(c.text for c in fresh), *said]
         if not texts:
@@ -236,11 +250,11 @@ class Watch:
         self._memory = replace(self._memory, notified=told)
         with contextlib.suppress(OSError):  # said by `look`; people are told all the same
             self._save()
-        title, text = message(self._label, texts)
+        title, text = message(self.label, texts)
 
         def send() -> None:
             if (failed := deliver(self._notify, title, text, program=program(sys.executable))) is not None:
-                print(f"{self._label}: nobody was notified: {failed}", file=sys.stderr, flush=True)
+                print(f"{self.label}: nobody was notified: {failed}", file=sys.stderr, flush=True)
 
         sender = threading.Thread(target=send, daemon=True)
         sender.start()

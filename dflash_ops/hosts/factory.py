@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import TracebackType
 
 from dflash_ops import inventory as inv
@@ -11,7 +12,7 @@ from dflash_ops.hosts.local import LocalHost
 
 
 class Hosts:
-    """The hosts of one inventory, each opened once: containers of one Proxmox host share its connection.
+    """The hosts of one inventory, each opened once, whatever thread asks: containers of one Proxmox host share it.
 
     Args:
         accept_new: host keys that are not known yet are taken and remembered (a changed one never).
@@ -21,6 +22,7 @@ class Hosts:
         self._inventory = inventory
         self._accept_new = accept_new
         self._open: dict[str, Host] = {}
+        self._lock = threading.RLock()  # a container's host is opened with it
 
     def __getitem__(self, name: str) -> Host:
         """The host of this name; nothing is connected before its first call.
@@ -28,9 +30,10 @@ class Hosts:
         Raises:
             UsageError: the inventory has no such host.
         """
-        if name not in self._open:
-            self._open[name] = self._make(name)
-        return self._open[name]
+        with self._lock:
+            if name not in self._open:
+                self._open[name] = self._make(name)
+            return self._open[name]
 
     def close(self) -> None:
         """Give all connections back."""

@@ -43,10 +43,11 @@ def test_without_a_name_several_jobs_are_a_table(host: FakeHost, capsys: pytest.
     host.answer("sh", "-c", LOOK, "sh", "/srv/b", "python3", error=HostUnreachable("no route", "here"))
     assert run(["status"]) == 5  # one of them could not be asked
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3
-    assert "stepping" in lines[1]
-    assert "5/9" in lines[1]
-    assert "unreachable" in lines[2]
+    assert len(lines) == 4
+    assert "unreachable" in lines[1]  # trouble first
+    assert "stepping" in lines[2]
+    assert "5/9" in lines[2]
+    assert lines[3] == "2 jobs: 1 stepping, 1 unreachable"
     assert run(["status", "--json"]) == 5
     said = json.loads(capsys.readouterr().out)
     assert [(j["job"], j["state"]) for j in said["jobs"]] == [("a", "stepping"), ("b", "unreachable")]

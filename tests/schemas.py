@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonschema
 
-SCHEMAS = Path(__file__).resolve().parents[2] / "docs/schemas"
+SCHEMAS = Path(__file__).resolve().parents[1] / "docs/schemas"
 
 
 def valid(kind: str, value: Any) -> None:
