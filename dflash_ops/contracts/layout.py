@@ -95,6 +95,10 @@ class Layout:
         return self.run / "snapshot.json"
 
     @property
+    def curves(self) -> Path:
+        return self.run / "curves.json"
+
+    @property
     def journal(self) -> Path:
         return self.run / "journal.jsonl"
 

@@ -16,6 +16,7 @@ from dflash_ops.errors import CommandFailed, ContractError, DflashError, HostErr
 from dflash_ops.hosts.base import Host
 from dflash_ops.inventory import Inventory, Job
 from dflash_ops.resident.machine import in_range
+from dflash_ops.supervise import nvidia
 
 #: What this side needs (the dependencies of pyproject.toml, held equal by a test).
 PACKAGES: Mapping[str, str] = {
@@ -75,6 +76,7 @@ def request_of(job: Job) -> dict[str, Any]:
         "interpreter": job.interpreter if job.trainer is not None else (job.command or ("",))[0],
         "imports": list(REQUIRES) if job.trainer is not None else [],
         "import_s": IMPORT_S,
+        "gpu": list(nvidia.ask_cards("")),
         "gpu_s": GPU_S,
     }
 
@@ -108,6 +110,8 @@ def probe(host: Host, python: str, job: Job) -> dict[str, Any]:
         facts = json.loads(done.text.strip().rpartition("\n")[2])
     except ValueError:
         facts = None
+    if isinstance(facts, dict) and isinstance(gpus := facts.get("gpus"), dict):
+        facts["gpus"] = {"list": _cards(gpus.get("said")), "why": gpus.get("why")}
     if not isinstance(facts, dict):
         raise ContractError(
             f"{python} did not answer as a Python does: {done.text.strip()[:100]!r}",
@@ -115,6 +119,14 @@ def probe(host: Host, python: str, job: Job) -> dict[str, Any]:
             "correct `python` of the host in the inventory",
         )
     return facts
+
+
+def _cards(said: Any) -> list[dict[str, Any]] | None:
+    """What nvidia-smi said, as `judge` wants it; None: nothing."""
+    if not isinstance(said, str):
+        return None
+    found = nvidia.read_cards(said).gpus
+    return [{"index": g.index, "name": g.name, "total": g.mem_total, "used": g.mem_used} for g in found]
 
 
 def host_sections(inventory: Inventory, job: Job, host: Host) -> tuple[Section, ...]:

@@ -118,21 +118,16 @@ def interpreter(request: dict[str, Any]) -> dict[str, Any]:
     return {"path": path, "answer": answer, "err": said["err"][-400:]}
 
 
-def gpus(seconds: float) -> dict[str, Any]:
+def gpus(question: list[str], seconds: float) -> dict[str, Any]:
+    """The answer as it is: who asked reads it."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        return {"list": None, "why": "nvidia-smi is not there"}
-    said = ask([program, "--query-gpu=index,name,memory.total,memory.used", "--format=csv,noheader,nounits"], seconds)
+        return {"said": None, "why": "nvidia-smi is not there"}
+    said = ask([program, *question], seconds)
     if said["rc"] != 0:
         first = (said["err"].strip() or said["out"].strip() or "no answer").splitlines()[0]
-        return {"list": None, "why": f"nvidia-smi fails: {first}"}
-    rows = []
-    for line in said["out"].splitlines():
-        words = [word.strip() for word in line.split(",")]
-        if len(words) == 4 and words[0].isdigit():
-            total, used = (int(word) * 1048576 if word.isdigit() else None for word in words[2:])
-            rows.append({"index": int(words[0]), "name": words[1], "total": total, "used": used})
-    return {"list": rows, "why": ""}
+        return {"said": None, "why": f"nvidia-smi fails: {first}"}
+    return {"said": said["out"], "why": ""}
 
 
 def start_ticks(pid: int) -> int | None:
@@ -180,7 +175,7 @@ def main() -> None:
         "shm": room(Path("/dev/shm")) if Path("/dev/shm").is_dir() else None,
         "tmux": tmux(request),
         "interpreter": interpreter(request),
-        "gpus": gpus(request["gpu_s"]),
+        "gpus": gpus(request["gpu"], request["gpu_s"]),
         "resident": resident(folder),
         "wrappers": wrappers(folder),
     }

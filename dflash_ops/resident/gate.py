@@ -183,7 +183,7 @@ def _what(request: Request, said: dict[str, Any], devices: list[str], passed: fl
 
 def _cause(folder: Path, rc: int | None, seconds: float) -> str:
     """The earliest error.json, else how it ended."""
-    from dflash_ops.resident.watch import Errors
+    from dflash_ops.resident.growing import Errors
 
     first = Errors(folder / "smoke/attempt/errors").first()
     if first is not None:

@@ -29,6 +29,8 @@ from dflash_ops.resident.vitals import Vitals, checkpoints_of
 from dflash_ops.resident.watch import Watcher, here
 
 EVERY = 1.0
+#: Seconds between two writings of the curves: a foreign trainer may print a line a step.
+CURVES_EVERY = 2.0
 #: Seconds after the last thing that happened to an ended job, then the loop leaves.
 LINGER = 600.0
 LOG_LIMIT = 1 << 20
@@ -122,6 +124,8 @@ class Loop:
         self._first = True
         self._repairs = Repairs(layout, self._tell)
         self._vitals = Vitals(layout, checkpoints_of(self._job(), layout))
+        self._curves: tuple[int, int] | None = None
+        self._curves_t = float("-inf")
         self._guard = Guard(self._successor(), self._needed)
 
     def _job(self) -> JobSpec | None:
@@ -142,7 +146,10 @@ class Loop:
         signal.signal(signal.SIGINT, self._on_term)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGUSR1, lambda *_: None)
-        for rest in self._layout.run.glob(".snapshot.json.*.tmp"):  # of a loop that was killed while it wrote
+        for rest in (
+            *self._layout.run.glob(".snapshot.json.*.tmp"),
+            *self._layout.run.glob(".curves.json.*.tmp"),
+        ):  # of a loop that was killed while it wrote
             with suppress(OSError):
                 rest.unlink()
         self._journal("resident_started", data={"pid": self._me.pid, "version": self._me.version})
@@ -154,6 +161,7 @@ class Loop:
                 break
             self._wait(wake_r, max(0.05, EVERY - (time.monotonic() - begun)))
         self._guard.farewell()
+        self._vitals.close()
         if self._there():
             self._journal("resident_stopped", data={"pid": self._me.pid})
             self._pass(alive=False)
@@ -201,16 +209,34 @@ class Loop:
         me = self._me if alive else type(self._me)(False, self._me.pid, self._me.start, self._me.version)
         try:
             snapshot = self._watcher.look(me)
+            findings = self._vitals.look(snapshot) if alive else ()
+            if alive:
+                snapshot = self._vitals.add(snapshot, self._watcher.launcher)
             # Rebuilt within a second, so it need not survive a power cut: no fsync, which a busy disk answers late.
             write_atomic(self._layout.snapshot, dumps(snapshot).encode() + b"\n", sync=False)
+            self._keep_curves()
         except (OSError, DflashError) as error:
             self._tell(f"look: {error}")
             return None
         self._write_down(snapshot)
         self._hold(snapshot)
         if alive:
-            self._repairs.step(snapshot, self._watcher.attempt, self._vitals.look(snapshot))
+            self._repairs.step(snapshot, self._watcher.attempt, findings)
         return snapshot
+
+    def _keep_curves(self) -> None:
+        """For `follow`, and for the loop after this one."""
+        found = self._watcher.course
+        now = time.monotonic()
+        if found is None or now - self._curves_t < CURVES_EVERY or (found[0], found[1].changed) == self._curves:
+            return
+        number, course = found
+        self._curves, self._curves_t = (number, course.changed), now
+        if course.changed:
+            try:
+                write_atomic(self._layout.curves, dumps(course.keep(number)).encode() + b"\n", sync=False)
+            except OSError as error:
+                self._tell(f"curves: {error}")  # a full disk costs them, and nothing else
 
     def _hold(self, snapshot: Snapshot) -> None:
         """Be woken when the launcher ends."""

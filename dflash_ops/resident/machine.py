@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflash_ops.supervise import nvidia
+
 
 @dataclass(frozen=True)
 class Said:
@@ -181,8 +183,7 @@ def gpus(seconds: float = 20.0) -> tuple[list[Gpu] | None, str]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return None, "nvidia-smi is not there"
-    query = [program, "--query-gpu=index,memory.total,memory.used", "--format=csv,noheader,nounits"]
-    said = ask(query, seconds=seconds)
+    said = ask([program, *nvidia.ask_cards("")], seconds=seconds)
     if said.error is not None:
         return None, f"nvidia-smi cannot be run: {said.error.strerror}"
     if said.rc is None:
@@ -190,13 +191,8 @@ def gpus(seconds: float = 20.0) -> tuple[list[Gpu] | None, str]:
     if said.rc != 0:
         text = (said.err.strip() or said.out.strip()).splitlines()
         return None, f"nvidia-smi failed with {said.rc}" + (f": {text[0]}" if text else "")
-    found = []
-    for line in said.out.splitlines():
-        words = [w.strip() for w in line.split(",")]
-        if len(words) == 3 and words[0].isdigit():
-            total, used = (int(w) << 20 if w.isdigit() else 0 for w in words[1:])
-            found.append(Gpu(int(words[0]), total, used))
-    return found, ""
+    cards = nvidia.read_cards(said.out).gpus
+    return [Gpu(card.index, card.mem_total or 0, card.mem_used or 0) for card in cards], ""
 
 
 def driver(seconds: float = 20.0) -> tuple[str | None, str]:

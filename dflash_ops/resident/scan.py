@@ -22,6 +22,7 @@ from dflash_ops.contracts import (
     parse_line,
 )
 from dflash_ops.errors import ContractError
+from dflash_ops.resident.course import Course
 
 LINE = 1 << 16
 #: Intervals kept for median and p99: at one line in 10 s an hour and a half.
@@ -96,6 +97,7 @@ class LogScanner:
         self.output_t: float | None = None
         self.sign_t: float | None = None
         self.beats = Beats()
+        self.course = Course()
 
     def recall(self, stage: StageInfo | None, progress: Progress | None, life: int | None) -> None:
         """Begin from what an earlier observer knew: the log may be too long to be read from its beginning."""
@@ -130,8 +132,10 @@ class LogScanner:
             else:
                 self.last_event = line.fields["event"]
                 events.append(Said(self.last_event, line, t))
-        if steps and self.progress is not None and self.progress.step is not None:
-            self.beats.add(t, self.progress.step, steps)
+        if steps and self.progress is not None:
+            self.course.add(self.progress)
+            if self.progress.step is not None:
+                self.beats.add(t, self.progress.step, steps)
         return events
 
     def _enter(self, stage: StageInfo) -> None:
@@ -162,6 +166,7 @@ class MetricsScanner:
         self.life: int | None = None
         self.bad_lines = 0
         self.beats = Beats()
+        self.course = Course()
 
     def feed(self, data: bytes) -> None:
         for raw in self._lines.feed(data):
@@ -182,5 +187,6 @@ class MetricsScanner:
         self.progress, self.workers = progress, workers
         if isinstance(life := record.get("life"), int):
             self.life = life
+        self.course.add(progress)
         if progress.step is not None:
             self.beats.add(progress.t, progress.step)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from dflash_ops.contracts import LIVE_STATES, Layout, ResidentInfo, Snapshot, dumps
 from dflash_ops.contracts.snapshot import FRESH_S
+from dflash_ops.errors import DflashError
 from dflash_ops.resident import daemon
+from dflash_ops.resident.course import Kept
+from dflash_ops.resident.files import load
 from dflash_ops.resident.repairs import wanted
 from dflash_ops.resident.tmux import clean_environment
 from dflash_ops.resident.watch import Watcher
@@ -62,12 +66,13 @@ def follow_main(args: list[str]) -> int:
     layout = Layout(options.root.absolute())
     clean_environment()
     watcher: Watcher | None = None
+    curves = _Curves(layout)
     printed = float("-inf")
     last: tuple[object, ...] | None = None
     stamp: object = None
     while True:
         due = time.monotonic() - printed >= 1.0
-        now = _stamp(layout)
+        now = _stamp(layout.snapshot)
         if due or now != stamp:
             stamp = now
             if daemon.fresh_snapshot(layout) is None:
@@ -75,21 +80,52 @@ def follow_main(args: list[str]) -> int:
             snapshot = take(layout, watcher)
             key = (snapshot.attempt, snapshot.seq, snapshot.state, snapshot.detail)
             if due or key != last:
-                _print(snapshot)
+                _print(replace(snapshot, curves=curves.news(snapshot.attempt, watcher)), now=time.time())
                 printed, last = time.monotonic(), key
             if snapshot.state not in LIVE_STATES and not options.forever:
                 return 0
         time.sleep(POLL)
 
 
-def _stamp(layout: Layout) -> object:
+class _Curves:
+    """The curves of the attempt that is shown, each time that they changed."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._path = layout.curves
+        self._stamp: object = None
+        self._kept: Kept | None = None
+        self._said: object = None
+
+    def news(self, attempt: int | None, watcher: Watcher | None) -> dict[str, tuple[float, ...]]:
+        """All of them where they are others than were given last; else nothing.
+
+        As the loop wrote them, or as this process sees them itself where it had to look.
+        """
+        stamp = _stamp(self._path)
+        if stamp != self._stamp:
+            self._stamp = stamp
+            with suppress(OSError, DflashError):  # damaged: the next writing mends it
+                self._kept = load(Kept, self._path)
+        found = self._kept.curves if self._kept is not None and self._kept.attempt == attempt else {}
+        own = watcher.course if watcher is not None else None
+        if own is not None and own[0] == attempt and (self._kept is None or own[1].until > self._kept.until):
+            found = own[1].curves()
+        if found == self._said:
+            return {}
+        self._said = found
+        return found
+
+
+def _stamp(path: Path) -> object:
     try:
-        info = layout.snapshot.stat()
+        info = path.stat()
     except OSError:
         return None
     return info.st_ino, info.st_mtime_ns
 
 
-def _print(snapshot: Snapshot) -> None:
-    sys.stdout.write(dumps(snapshot) + "\n")
+def _print(snapshot: Snapshot, now: float | None = None) -> None:
+    """`now`: the clock when it was said, for who must know how old it is."""
+    text = dumps(snapshot)
+    sys.stdout.write((text if now is None else f'{text[:-1]},"now":{now:.3f}}}') + "\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The loop's senses beyond the state: findings of the health detectors.
+"""The loop's senses beyond the state: findings of the health detectors, the disk, the GPUs.
 
 The rules here: detectors run every ten seconds over what the looks of every second gathered, so that a job of weeks
 costs no more than one of minutes; what could not be asked stands in the report as skipped, which nobody is told.
@@ -10,11 +10,13 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from dflash_ops.contracts import Finding, JobSpec, Layout, Snapshot
+from dflash_ops.contracts import LIVE_STATES, DiskInfo, Finding, JobSpec, Layout, Process, Snapshot
 from dflash_ops.resident import spec
-from dflash_ops.supervise.detect import DiskSample, History, Report, run
+from dflash_ops.resident.cards import Cards
+from dflash_ops.supervise.detect import DiskSample, History, Report, disk, run
 
 #: Progress lines and disk samples that are kept: half an hour of lines 10 s apart, an hour of samples.
 KEPT = 200
@@ -27,16 +29,24 @@ class Vitals:
 
     Args:
         layout: its folders. checkpoints: where it saves, if that is another disk.
-        clock: seconds since the epoch.
+        clock: seconds since the epoch. cards: who asks nvidia-smi.
     """
 
-    def __init__(self, layout: Layout, checkpoints: Path | None = None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        checkpoints: Path | None = None,
+        clock: Callable[[], float] = time.time,
+        cards: Cards | None = None,
+    ) -> None:
         self._places = [layout.root, *([checkpoints] if checkpoints is not None else [])]
         self._clock = clock
         self._looks: deque[Snapshot] = deque(maxlen=KEPT)
         self._disks: deque[DiskSample] = deque(maxlen=KEPT)
         self._disks_failed = False
         self._disk_t = self._detect_t = float("-inf")
+        self._disk: DiskInfo | None = None
+        self._cards = cards or Cards()
         self.report = Report()
 
     def look(self, snapshot: Snapshot) -> tuple[Finding, ...]:
@@ -58,9 +68,18 @@ class Vitals:
             self.report = run(History(now, tuple(self._looks), disks))
         return self.report.findings
 
+    def add(self, snapshot: Snapshot, launcher: Process | None) -> Snapshot:
+        """The snapshot with the disk and the cards in it, as they are known now; waits for nobody."""
+        gpus, note = self._cards.look(launcher, trains=snapshot.state in LIVE_STATES)
+        return replace(snapshot, gpus=gpus, gpus_note=note, disk=self._disk)
+
+    def close(self) -> None:
+        self._cards.close()
+
     def _ask_disks(self, now: float) -> None:
-        seen: set[int] = set()
+        seen: dict[int, DiskSample] = {}
         self._disks_failed = False
+        self._disk = None
         for place in self._places:
             try:
                 device, info = place.stat().st_dev, os.statvfs(place)
@@ -70,9 +89,13 @@ class Vitals:
                 self._disks_failed = True
                 continue
             if device not in seen:
-                seen.add(device)
                 free, total = info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize
-                self._disks.append(DiskSample(now, str(place), free, total))
+                seen[device] = DiskSample(now, str(place), free, total)
+                self._disks.append(seen[device])
+            # The last place that is there is where checkpoints go.
+            found = seen[device]
+            left = disk.time_to_full(disk.of_path(self._disks, found.path, now))
+            self._disk = DiskInfo(str(place), found.free, found.total, left)
 
 
 def _progress_t(snapshot: Snapshot) -> float | None:

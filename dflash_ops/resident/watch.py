@@ -6,7 +6,6 @@ read is a warning, never a guess.
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from pathlib import Path
 
 from dflash_ops.contracts import (
     CheckpointInfo,
-    ErrorInfo,
     Event,
     Layout,
     Limits,
@@ -29,93 +27,24 @@ from dflash_ops.contracts import (
     State,
     decode_journal,
 )
-from dflash_ops.errors import ContractError
+from dflash_ops.errors import ContractError, DflashError
 from dflash_ops.resident import attempts, proc
 from dflash_ops.resident.attempts import Attempt
-from dflash_ops.resident.files import lock_held, read_tail
+from dflash_ops.resident.course import Course, Kept
+from dflash_ops.resident.files import load, lock_held, read_tail
+from dflash_ops.resident.growing import Errors, Tail
 from dflash_ops.resident.scan import LogScanner, MetricsScanner, Said
 from dflash_ops.resident.silences import Silences
 from dflash_ops.resident.tmux import SessionProbe
 from dflash_ops.supervise.health import Evidence, assess, quantile, warnings
+from dflash_ops.supervise.words import Deeds
 
-#: Bytes of a file that one look reads at most; what is older is skipped.
-PIECE = 1 << 22
+#: Bytes of the journal's end that are read: at first, for what the supervisor did long ago, and when it has grown.
+JOURNAL_FIRST, JOURNAL = 1 << 20, 1 << 16
+#: Intervals by whose spread the error of the remaining time is judged, and how many are needed.
+RECENT, ENOUGH = 30, 5
 #: Seconds between two looks for processes that an ended attempt left behind.
 LEFT_EVERY = 10.0
-
-
-class Tail:
-    """New bytes of a file that grows."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._at = 0
-        self.mtime = 0.0
-
-    def read(self) -> bytes:
-        """What is new, the last PIECE bytes of it at most; a file that shrank is read anew."""
-        try:
-            info = self._path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return b""
-        if info.st_size == self._at:
-            return b""
-        self.mtime = info.st_mtime
-        begin = self._at if self._at <= info.st_size else 0
-        skip = info.st_size - begin > PIECE
-        if skip:
-            begin = info.st_size - PIECE
-        with self._path.open("rb") as file:
-            file.seek(begin)
-            data = file.read(info.st_size - begin)
-        self._at = begin + len(data)
-        # What was skipped ends in the middle of a line, and what came before it has no end.
-        return data[max(0, data.find(b"\n")) :] if skip else data
-
-
-class Errors:
-    """errors/<worker>/error.json: the earliest is the first cause."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._seen: dict[Path, tuple[int, int]] = {}
-        self._found: dict[Path, ErrorInfo] = {}
-
-    def first(self) -> ErrorInfo | None:
-        try:
-            workers = list(self._folder.iterdir())
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        for worker in workers:
-            path = worker / "error.json"
-            try:
-                info = path.stat()
-                stamp = (info.st_mtime_ns, info.st_size)
-                if self._seen.get(path) != stamp:
-                    self._found[path] = _error(worker.name, path.read_bytes(), info.st_mtime)
-                    self._seen[path] = stamp
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-        known = sorted(self._found.values(), key=lambda e: (e.t is None, e.t or 0.0, e.worker))
-        return known[0] if known else None
-
-
-def _error(worker: str, raw: bytes, mtime: float) -> ErrorInfo:
-    """torch's form; its message may be a plain string, and a file cut short is told as such."""
-    try:
-        message = json.loads(raw)["message"]
-    except (ValueError, RecursionError, KeyError, TypeError):
-        return ErrorInfo(worker, f"error.json is damaged ({len(raw)} bytes)", mtime)
-    if not isinstance(message, dict):
-        return ErrorInfo(worker, str(message)[:4000], mtime)
-    t = mtime
-    extra = message.get("extraInfo")
-    if isinstance(extra, dict):
-        try:
-            t = float(extra["timestamp"])
-        except (KeyError, ValueError, TypeError):
-            t = mtime
-    return ErrorInfo(worker, str(message.get("message", ""))[:4000], t)
 
 
 class _One:
@@ -147,6 +76,11 @@ class _One:
         self.left: set[Process] = set()
         self.left_at = float("-inf")
 
+    @property
+    def course(self) -> Course:
+        """By metrics.jsonl where there is one, since its times are exact."""
+        return self.numbers.course if self.numbers.progress is not None else self.scanner.course
+
 
 class Watcher:
     """Looks at the newest attempt under a root.
@@ -170,6 +104,7 @@ class Watcher:
         self._journal_size = -1
         self._last_event: Event | None = None
         self._journal_checkpoints: list[CheckpointInfo] = []
+        self._deeds = Deeds()
         self._aside_t = 0.0
 
     @property
@@ -182,6 +117,11 @@ class Watcher:
         """The launcher of the attempt last looked at, as recorded."""
         return self._attempt.start.launcher if self._attempt is not None and self._attempt.start is not None else None
 
+    @property
+    def course(self) -> tuple[int, Course] | None:
+        """The attempt last looked at, and its course."""
+        return (self._one.number, self._one.course) if self._one is not None else None
+
     def look(self, resident: ResidentInfo | None) -> Snapshot:
         """The job now."""
         self._seq += 1
@@ -192,7 +132,7 @@ class Watcher:
             verdict = assess(Evidence(), now, Limits())
             return Snapshot(
                 "", now, verdict.state, verdict.since, verdict.detail, self._seq, resident=resident,
-                last_event=self._last_event,
+                last_event=self._last_event, deeds=self._deeds.lines,
             )  # fmt: skip
         one = self._one
         assert one is not None
@@ -232,7 +172,7 @@ class Watcher:
             release=attempt.start.release if attempt.start else attempt.spec.release if attempt.spec else None,
             started=attempt.start.t if attempt.start else None,
             progress=evidence.progress,
-            rates=_rates(evidence),
+            rates={**_rates(evidence), **one.course.rates()},
             workers=one.numbers.workers,
             exit=evidence.exit,
             error=one.errors.first(),
@@ -241,6 +181,7 @@ class Watcher:
             session=session,
             resident=resident,
             warnings=tuple(told),
+            deeds=self._deeds.lines,
         )
 
     def _read_journal(self) -> None:
@@ -250,10 +191,11 @@ class Watcher:
             return
         if size == self._journal_size:
             return
+        raw, _ = read_tail(self._layout.journal, JOURNAL if self._journal_size >= 0 else JOURNAL_FIRST)
         self._journal_size = size
-        raw, _ = read_tail(self._layout.journal, 1 << 16)
         for event in decode_journal(raw)[0]:
             self._last_event = event
+            self._deeds.add(event)
             if event.event == "checkpoint" and isinstance(event.data.get("step"), int):
                 saved = CheckpointInfo(event.data["step"], str(event.data.get("path", "")), event.t)
                 self._journal_checkpoints = [*self._journal_checkpoints[-99:], saved]
@@ -280,6 +222,7 @@ class Watcher:
         known = self._one is not None and self._one.number == found[-1]
         if self._one is None or not known or (self._one.blind and self._attempt.spec is not None):
             self._one = _One(self._attempt, self._layout)
+            self._recall(self._one)
             seed = self._seed
             if seed is not None and seed.attempt == found[-1]:
                 self._one.previous, self._one.since = seed.state, seed.since
@@ -287,6 +230,16 @@ class Watcher:
                 self._one.checkpoint = seed.checkpoint
                 self._one.scanner.recall(seed.stage, seed.progress, seed.life)
         return self._attempt
+
+    def _recall(self, one: _One) -> None:
+        """The curves as an earlier loop left them; what it could not keep, or is damaged, begins anew."""
+        try:
+            kept = load(Kept, self._layout.curves)
+        except (OSError, DflashError):
+            return
+        if kept is not None and kept.attempt == one.number:
+            one.numbers.course.recall(kept)
+            one.scanner.course.recall(kept)
 
     def _read_new(self, one: _One) -> None:
         one.numbers.feed(one.metrics.read())
@@ -382,7 +335,20 @@ def _rates(evidence: Evidence) -> dict[str, float | None]:
         "step_s": evidence.step_s[-1] if evidence.step_s else None,
         "step_s_median": quantile(evidence.step_s, 0.5),
         "gap_p99_s": max(quantile(evidence.gaps, 0.99) or 0.0, evidence.p99_floor_s) or None,
+        "eta_error_s": _eta_error(evidence),
     }
+
+
+def _eta_error(evidence: Evidence) -> float | None:
+    """Seconds by which `eta_s` may be off: it is told at one interval's pace, and these differ (one sigma, by the
+    16th and 84th percentiles of the newest ones, which a pause for a checkpoint does not move)."""
+    progress, recent = evidence.progress, evidence.step_s[-RECENT:]
+    if progress is None or progress.step is None or progress.total is None or len(recent) < ENOUGH:
+        return None
+    slow, fast = quantile(recent, 0.84), quantile(recent, 0.16)
+    assert slow is not None
+    assert fast is not None
+    return max(0, progress.total - progress.step) * (slow - fast) / 2
 
 
 def here(process: Process, version: str) -> ResidentInfo:

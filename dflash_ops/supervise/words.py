@@ -1,13 +1,17 @@
-"""A journal's events as sentences of an incident's time line. Pure."""
+"""A journal's events as sentences: of an incident's time line, and of what the supervisor did last. Pure."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from dflash_ops.contracts import Event
 from dflash_ops.contracts.incident import Deed
 from dflash_ops.supervise.ledger import by_supervisor
+
+#: Characters of a line; a reason may hold a whole error.
+_LONGEST = 300
 
 _OUTCOMES = {
     "verified": "it helped",
@@ -39,6 +43,7 @@ def say(event: Event, *, again: bool = False, deed: Deed | None = None) -> str:
         "action_outcome": lambda: (
             f"{what}: {_OUTCOMES.get(str(d.get('outcome')), d.get('outcome'))}" + _because(d.get("detail"), " ({})")
         ),
+        "told": lambda: f"a person was told: {d.get('title') or d.get('text')}",
         "held": lambda: "a person has to look" + _because(d.get("reason")),
         "proposed": lambda: f"it would {d.get('action')}, but the policy only observes",
         "checkpoints_aside": lambda: f"checkpoints set aside to {d.get('to')}",
@@ -66,3 +71,31 @@ def _intended(d: Mapping[str, Any]) -> str:
     decision = d.get("decision")
     said: Mapping[str, Any] = decision if isinstance(decision, Mapping) else {}
     return f"{said.get('action') or '?'}: {said.get('reason') or 'not understood'}"
+
+
+class Deeds:
+    """What the supervisor did or told last, as lines: `2026-11-29T18:31:10Z resume: ...`, at most MOST, newest last."""
+
+    MOST = 5
+    _EVENTS = frozenset(
+        {"diagnosed", "finding", "action_intended", "action_failed", "action_outcome", "held", "proposed", "told"}
+    )
+
+    def __init__(self) -> None:
+        self.lines: tuple[str, ...] = ()
+        self._actions: dict[str, str] = {}
+        self._seq = -1
+
+    def add(self, event: Event) -> None:
+        """The next event of the journal; one that was added before changes nothing."""
+        if event.seq <= self._seq:
+            return
+        self._seq = event.seq
+        if event.event not in self._EVENTS or not by_supervisor(event.actor):
+            return
+        decision, id = event.data.get("decision"), str(event.data.get("id") or "")
+        if isinstance(decision, Mapping):
+            self._actions[str(decision.get("id"))] = str(decision.get("action") or "?")
+        deed = Deed(id, self._actions.get(id, "an action"), event.t)
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(event.t))
+        self.lines = (*self.lines, f"{stamp} {say(event, deed=deed)}"[:_LONGEST])[-self.MOST :]

@@ -316,6 +316,11 @@ def judged(path: Path, body: str = CUDA, **facts: Any) -> Report:
         for step in way:
             at = at[step]
         at[last] = value
+    if isinstance(whole["gpus"], dict) and (listed := whole["gpus"].pop("list", None)) is not None:
+        # as nvidia-smi prints them
+        whole["gpus"]["said"] = "".join(
+            f"{g['index']}, {g['name']}, GPU-{g['index']}, 0, {g['used'] >> 20}, {g['total'] >> 20}\n" for g in listed
+        )
     path.write_text(f'[hosts.gpu]\nkind = "local"\n[jobs.a]\nhost = "gpu"\nroot = "/srv/a"\n{body}', "utf-8")
     host = FakeHost("gpu").answer("python3", "-c", ..., stdout="noise\n" + json.dumps(whole) + "\n")
     inventory = load(path)

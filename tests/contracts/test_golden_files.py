@@ -148,9 +148,9 @@ def test_the_golden_metrics_are_understood() -> None:
 
 
 def test_the_golden_error_file_is_torchs() -> None:
-    from dflash_ops.resident.watch import _error
+    from dflash_ops.resident.growing import error_of
 
-    found = _error("drafter0", (DATA / "error.json").read_bytes(), 0.0)
+    found = error_of("drafter0", (DATA / "error.json").read_bytes(), 0.0)
     assert isinstance(found, ErrorInfo)
     assert found.message.startswith("RuntimeError: Detected that you are using FX")
     assert found.t == 1764441072.0

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from smi import Smi, card
 
 from dflash_ops.contracts import JobSpec
 from dflash_ops.deploy import spec
@@ -209,8 +210,8 @@ def test_nvidia_smi_that_hangs_does_not_hold_us(tmp_path: Path, monkeypatch: pyt
     found, why = machine.gpus(seconds=0.5)
     assert found is None
     assert "did not answer" in why
-    smi.write_text("#!/bin/sh\necho '0, 81559, 12'\necho '1, [N/A], [N/A]'\n")
-    assert machine.gpus() == ([machine.Gpu(0, 81559 << 20, 12 << 20), machine.Gpu(1, 0, 0)], "")
+    Smi(tmp_path, [card(0, **{"memory.used": "12"}), card(1, **{"memory.used": "[N/A]", "memory.total": "ERR!"})])
+    assert machine.gpus() == ([machine.Gpu(0, 143771 << 20, 12 << 20), machine.Gpu(1, 0, 0)], "")
     smi.write_text("#!/bin/sh\necho 'Failed to initialize NVML: Driver/library version mismatch'\nexit 18\n")
     assert machine.gpus() == (
         None,

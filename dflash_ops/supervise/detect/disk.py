@@ -7,6 +7,8 @@ alarm.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from dflash_ops.contracts import Finding
 from dflash_ops.supervise.detect.history import DiskSample, History, Skipped, fit
 
@@ -19,10 +21,8 @@ FIT, LOW = 0.5, 1 << 30
 def detect(h: History) -> list[Finding] | Skipped:
     if h.disks is None:
         return Skipped(NAME, "the disks could not be asked")
-    paths: dict[str, list[DiskSample]] = {}
-    for sample in h.disks:
-        if h.now - sample.t <= WINDOW_S:
-            paths.setdefault(sample.path, []).append(sample)
+    names = dict.fromkeys(s.path for s in h.disks)
+    paths = {path: samples for path in names if (samples := of_path(h.disks, path, h.now))}
     if not paths:
         return Skipped(NAME, "no sample of a disk yet")
     return [finding for path, samples in paths.items() if (finding := _one(path, samples, h.now)) is not None]
@@ -39,6 +39,11 @@ def _one(path: str, samples: list[DiskSample], now: float) -> Finding | None:
     text = f"{path}: {newest.free / (1 << 30):.1f} GiB free of {newest.total / (1 << 30):.0f}{when}"
     numbers = {"free": float(newest.free), **({"seconds_to_full": left} if left is not None else {})}
     return Finding(NAME, text, now, worker=path, severity="alarm" if alarm else "warn", numbers=numbers)
+
+
+def of_path(samples: Iterable[DiskSample], path: str, now: float) -> list[DiskSample]:
+    """The samples of one disk that are young enough to judge by."""
+    return [s for s in samples if s.path == path and now - s.t <= WINDOW_S]
 
 
 def time_to_full(samples: list[DiskSample]) -> float | None:

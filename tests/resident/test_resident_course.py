@@ -1,0 +1,152 @@
+"""Curves, medians and means of an attempt; the error of its end; what the supervisor did; the disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+from pathlib import Path
+
+import pytest
+
+from dflash_ops.contracts import Event, Layout, Progress, Snapshot, State, dumps, from_dict
+from dflash_ops.resident import vitals, watch
+from dflash_ops.resident.course import POINTS, Course, Kept
+from dflash_ops.supervise.health import Evidence
+from dflash_ops.supervise.words import Deeds
+
+
+def lines(count: int, seed: int = 1, begin: float = 0.0) -> list[Progress]:
+    rng = random.Random(seed)
+    return [
+        Progress(begin + 10.0 * n, n, 10_000, loss=5 - n / count, block_tok_s=13_000 + rng.uniform(-500, 500))
+        for n in range(1, count + 1)
+    ]
+
+
+def course(found: list[Progress], into: Course | None = None) -> Course:
+    made = into or Course()
+    for one in found:
+        made.add(one)
+    return made
+
+
+@pytest.mark.parametrize("count", [1, 2, 119, 120, 121, 1000, 20_000])
+def test_a_curve_covers_the_whole_attempt_in_a_hundred_and_twenty_points(count: int) -> None:
+    found = lines(count)
+    curves = course(found).curves()
+    assert set(curves) == {"loss", "block_tok_s"}, "what no line had has no curve"
+    loss = curves["loss"]
+    assert min(count, POINTS // 2) <= len(loss) <= POINTS
+    assert list(loss) == sorted(loss, reverse=True), "oldest first, evenly thinned"
+    assert loss[0] == pytest.approx(found[0].loss, abs=0.02)
+    assert loss[-1] == pytest.approx(found[-1].loss, abs=0.02)
+    assert statistics.mean(loss) == pytest.approx(statistics.mean(p.loss or 0 for p in found), abs=0.02)
+
+
+def test_median_and_mean_since_the_start() -> None:
+    found = lines(5001)
+    rates = course(found).rates()
+    values = [p.block_tok_s or 0.0 for p in found]
+    assert rates["block_tok_s_median"] == pytest.approx(statistics.median(values), rel=0.002)
+    assert rates["block_tok_s_mean"] == pytest.approx(statistics.mean(values), rel=0.001)
+    assert rates["ctx_tok_s_median"] is None
+    assert rates["ctx_tok_s_mean"] is None
+
+
+def test_a_mean_counts_by_time_and_a_median_by_lines() -> None:
+    made = course([Progress(0, 1, ctx_tok_s=100), Progress(10, 2, ctx_tok_s=100), Progress(100, 3, ctx_tok_s=10)])
+    assert made.rates()["ctx_tok_s_mean"] == pytest.approx((10 * 100 + 90 * 10) / 100)
+    assert made.rates()["ctx_tok_s_median"] == 100
+    assert course([Progress(0, 1, ctx_tok_s=7)]).rates()["ctx_tok_s_mean"] == 7
+
+
+def test_numbers_that_are_none_make_no_hole_and_no_null() -> None:
+    made = course([Progress(0, loss=2.0), Progress(1, loss=float("nan")), Progress(2), Progress(3, loss=float("inf"))])
+    assert made.curves() == {"loss": (2.0,)}
+
+
+@pytest.mark.parametrize("count", [50, 3000])
+def test_a_loop_that_was_killed_is_followed_by_one_with_the_same_curves(count: int) -> None:
+    whole = lines(2 * count)
+    first = course(whole[:count])
+    kept = from_dict(Kept, json.loads(dumps(first.keep(3))))
+    assert len(dumps(kept)) < 8000
+    later = Course()
+    later.recall(kept)
+    course(whole, later)  # the file is read again from its beginning: known lines count once
+    both = course(whole)
+    assert later.rates()["block_tok_s_mean"] == pytest.approx(both.rates()["block_tok_s_mean"])
+    assert later.rates()["block_tok_s_median"] == pytest.approx(both.rates()["block_tok_s_median"], rel=0.01)
+    a, b = later.curves()["loss"], both.curves()["loss"]
+    assert abs(len(a) - len(b)) <= 2
+    assert (a[0], a[-1]) == (pytest.approx(b[0], abs=0.02), pytest.approx(b[-1], abs=0.02))
+
+
+def evidence(step_s: list[float], step: int = 100, total: int | None = 200) -> Evidence:
+    return Evidence(progress=Progress(0.0, step, total), step_s=tuple(step_s))
+
+
+def test_the_error_of_the_end_is_the_spread_of_recent_steps_times_what_is_left() -> None:
+    steady = watch._eta_error(evidence([1.0] * 40))
+    assert steady == 0
+    rng = random.Random(3)
+    found = watch._eta_error(evidence([9.0] * 100 + [1 + rng.gauss(0, 0.1) for _ in range(30)]))
+    assert found == pytest.approx(100 * 0.1, rel=0.4)
+    paused = watch._eta_error(evidence([1.0] * 29 + [30.0]))
+    assert paused == 0, "one pause for a checkpoint says nothing of the pace"
+    assert watch._eta_error(evidence([1.0] * 4)) is None
+    assert watch._eta_error(evidence([1.0] * 40, total=None)) is None
+    assert watch._eta_error(evidence([1.0, 2.0] * 40, step=200)) == 0
+
+
+def event(seq: int, name: str, data: dict[str, object], actor: str = "supervisor") -> Event:
+    return Event(seq, 1_764_441_070.0 + seq, name, actor, 3, data)
+
+
+def test_what_the_supervisor_did_is_told_in_the_words_of_the_incidents() -> None:
+    deeds = Deeds()
+    decision = {"id": "d1", "action": "resume", "reason": "a worker died"}
+    for one in (
+        event(1, "state", {"state": "crashed"}, "resident"),
+        event(2, "diagnosed", {"title": "out of memory", "kind": "cuda_oom", "confidence": 0.9}),
+        event(3, "action_intended", {"decision": decision}),
+        event(4, "action_done", {"id": "d1", "attempt": 4}),
+        event(5, "action_outcome", {"id": "d1", "outcome": "verified", "detail": "step 9"}),
+        event(6, "supervise_reset", {"reason": "x"}, "operator ada@desk"),
+    ):
+        deeds.add(one)
+        deeds.add(one)
+    assert deeds.lines == (
+        "2025-11-29T18:31:12Z named: out of memory (cuda_oom, confidence 0.90)",
+        "2025-11-29T18:31:13Z resume: a worker died",
+        "2025-11-29T18:31:15Z resume: it helped (step 9)",
+    )
+    for seq in range(10, 30):
+        deeds.add(event(seq, "held", {"reason": "r" * 1000 + "\n\n"}))
+    assert len(deeds.lines) == 5
+    assert all(len(line) <= 300 and "\n" not in line for line in deeds.lines)
+
+
+def test_the_disk_of_the_checkpoints_and_when_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, free = [1000.0], [100 << 30]
+    monkeypatch.setattr(
+        vitals.os, "statvfs", lambda _: os.statvfs_result((4096, 4096, 200 << 18, 0, free[0] >> 12, 0, 0, 0, 0, 255))
+    )
+    seen = vitals.Vitals(Layout(tmp_path), tmp_path / "checkpoints", clock=lambda: now[0])
+    snapshot = Snapshot("m", 0.0, State.STEPPING, 0.0, attempt=1)
+    for _ in range(10):
+        seen.look(snapshot)
+        now[0] += 60
+        free[0] -= 6 << 30  # 0.1 GiB a second
+    disk = seen.add(snapshot, None).disk
+    assert disk is not None
+    assert (disk.path, disk.total) == (str(tmp_path), 200 << 30)
+    assert disk.full_in_s == pytest.approx(460, rel=0.01)
+    (tmp_path / "checkpoints").mkdir()
+    seen.look(snapshot)
+    found = seen.add(snapshot, None).disk
+    assert found is not None
+    assert (found.path, found.full_in_s is not None) == (str(tmp_path / "checkpoints"), True)
+    seen.close()
