@@ -214,7 +214,10 @@ class Looking(Operation):
         """What each kind of worker takes, as the trainer's own check says, and what the devices have."""
         pool = choice.pool(self.devices, self.asked.devices)
         with self.stages.stage("memory", "asking the trainer what a worker takes") as stage:
-            said = self.ask("preflight", to_dict(self.request(self.spec, self.devices)), deadline=CHECK_S)["needs"]
+            name = "run.toml" if "run.toml" in self.spec.files else "run.json"
+            # "fresh": what is asked needs no checkpoint, and hashing one would take minutes
+            request = {**to_dict(self.request(self.spec, self.devices)), "begin": "fresh", "needs_only": name}
+            said = self.ask("preflight", request, deadline=CHECK_S)["needs"]
             wanted = {int(d.partition(":")[2]) for d in pool if d.startswith("cuda:")}
             totals = {int(g["index"]): int(g["total"]) for g in self.said["gpus"]}
             sizes = [totals[n] for n in wanted if n in totals]
