@@ -1,6 +1,6 @@
 """A night in three minutes: `make demo-crash`, or `python -m chaos.night [--short]` in tests/.
 
-One supervised job on this machine, deployed as any other: the trainer of threads/twothreads.py, with a ladder of its own
+One supervised job on this machine, deployed as any other: the trainer of threads/twothreads.py, with an own ladder
 that tries what only looks like a cure first. Everything that is told was read from the job's journal; what is claimed
 at the end is compared with it, and the exit code is 1 where it did not happen. Ctrl-C ends it and leaves nothing.
 """
