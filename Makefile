@@ -2,9 +2,9 @@
 # make test    everything that CI runs
 # make golden  the trainer against reference numbers (DFLASH_GOLDEN=DIR for another folder)
 # make chaos   every fault of the table in a real supervised trainer: what was seen, done and came of it
-# make demo-crash  a night in three minutes: the FX crash named and repaired, a cut checkpoint, a kill
 # make bench   all CPU benchmarks, and one table of their ratios with goals (benchmarks/README.md)
 # make trainer-chaos  twenty kills of targets and drafters while a run goes on (CHAOS="--seed 7 --schedule ready")
+# make docs    docs/cli.md and docs/schemas/all.schema.json anew, from the commands and the schemas
 # make lint    ruff, mypy --strict, the import arrows
 # make lab     a Proxmox host with containers to play with (Linux, root); make lab-down takes it away
 # make venv    only the virtual environment
@@ -22,7 +22,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: venv demo demo-crash test golden chaos bench trainer-chaos lint clean lab lab-down lab-packages
+.PHONY: venv demo test docs golden chaos bench trainer-chaos lint clean lab lab-down lab-packages
 .DEFAULT_GOAL := venv
 
 venv: $(STAMP)
@@ -34,11 +34,11 @@ $(STAMP): pyproject.toml Makefile .ci/bootstrap
 demo: venv
 	@$(BIN)/dflash-ops demo
 
-demo-crash: venv
-	@cd tests && PYTHONPATH=.. ../$(BIN)/python -m chaos.night
-
 test: lint lab-packages
 	@$(BIN)/python -m pytest -n $(TESTJOBS) --dist worksteal
+
+docs: venv
+	@$(BIN)/python -m dflash_ops.cli.reference
 
 golden: venv
 	@$(BIN)/python -m pytest -m golden tests/trainer

@@ -32,6 +32,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
+#: What `dflash-ops` leaves with: the one list. `--help` and docs/cli.md print it, docs/contracts.md repeats it.
+EXIT_CODES: Mapping[int, str] = {
+    0: "done",
+    1: "it failed; the message says what, where and what next",
+    2: "bad arguments or inventory",
+    3: "preflight refused, or doctor found something to mend",
+    4: "busy: the job runs, or the session name is taken",
+    5: "host unreachable, connection lost, or deadline passed",
+    6: "state on the host is damaged or of a newer schema",
+    130: "Ctrl-C",
+}
+
+
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """`; did you mean 'x'?`, or nothing where no known name is near."""
+    import difflib  # only where something went wrong: it costs a start 4 ms
+
+    names = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(name.lower(), list(names), n=1, cutoff=cutoff)
+    return f"; did you mean {names[close[0]]!r}?" if close else ""
+
 
 class DflashError(Exception):
     """An error that a person reads.

@@ -9,15 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dflash_ops.cli import complete
 from dflash_ops.cli.common import InventoryOption, JsonOption, load_inventory
-from dflash_ops.errors import UsageError
+from dflash_ops.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from dflash_ops.inventory import Inventory
 
 
 def command(
-    host: Annotated[str, typer.Argument(metavar="HOST", help="Host of the inventory on which the session is.")],
+    host: Annotated[
+        str,
+        typer.Argument(
+            metavar="HOST", help="Host of the inventory on which the session is.", autocompletion=complete.hosts
+        ),
+    ],
     session: Annotated[str, typer.Option("--session", metavar="NAME", help="The tmux session (tmux ls shows it).")],
     socket: Annotated[
         str, typer.Option("--socket", metavar="NAME", help="Its tmux socket, as in tmux -L NAME.")
@@ -99,7 +105,8 @@ def _refuse_taken(loaded: Inventory, job: str, host: str, session: str, socket: 
     """
     if host not in loaded.hosts:
         known = ", ".join(loaded.hosts) or "none"
-        raise UsageError(f"there is no host {host!r}", loaded.file, f"name one of: {known}")
+        near = did_you_mean(host, loaded.hosts)
+        raise UsageError(f"there is no host {host!r}{near}", loaded.file, f"name one of: {known}")
     there = loaded.jobs.get(job)
     if there is None:
         return

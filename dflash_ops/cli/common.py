@@ -6,14 +6,16 @@ The rule here: nothing heavy at import. rich, paramiko and the inventory are imp
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dflash_ops.cli import complete
 from dflash_ops.errors import DflashError
 
 if TYPE_CHECKING:
@@ -22,7 +24,12 @@ if TYPE_CHECKING:
     from dflash_ops.inventory import Inventory, Job
 
 JobArgument = Annotated[
-    str | None, typer.Argument(metavar="[JOB]", help="Job of the inventory; not needed where it has only one.")
+    str | None,
+    typer.Argument(
+        metavar="[JOB]",
+        help="Job of the inventory; not needed where it has only one.",
+        autocompletion=complete.jobs,
+    ),
 ]
 InventoryOption = Annotated[
     Path | None,
@@ -58,25 +65,62 @@ def load_job(inventory: Path | None, name: str | None) -> tuple[Inventory, Job]:
 
 
 def is_plain(stream: IO[str], environ: Mapping[str, str] | None = None) -> bool:
-    """Whether `stream` should get no colours and no cursor movement."""
+    """Whether `stream` should get plain lines: it is no terminal, or one that cannot move its cursor."""
     environ = os.environ if environ is None else environ
-    if environ.get("NO_COLOR") or environ.get("TERM") == "dumb":
+    return environ.get("TERM") == "dumb" or not stream.isatty()
+
+
+def colours(stream: IO[str], environ: Mapping[str, str] | None = None) -> bool:
+    """Whether `stream` should get colours: a terminal does, unless somebody said otherwise.
+
+    `NO_COLOR` (not empty) wins over all, then `FORCE_COLOR` and `CLICOLOR_FORCE` (not empty and not 0), which count in
+    a pipe too, then `CLICOLOR=0` and `TERM=dumb`.
+    """
+    environ = os.environ if environ is None else environ
+    if environ.get("NO_COLOR") or environ.get("FORCE_COLOR") == "0":
+        return False
+    if environ.get("FORCE_COLOR") or environ.get("CLICOLOR_FORCE", "0") not in ("", "0"):
         return True
-    return not stream.isatty()
+    return environ.get("CLICOLOR") != "0" and not is_plain(stream, environ)
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A rich console: colours on a terminal only, NO_COLOR honoured, lines never wrapped where nobody sees a width."""
+    """A rich console: colours as `colours` says, lines never wrapped where nobody sees a width."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    terminal = stream.isatty()
-    return Console(file=stream, soft_wrap=not terminal, highlight=False, no_color=is_plain(stream) or None)
+    terminal, paint = stream.isatty(), colours(stream)
+    # Without a colour system rich writes no style at all: bold and dim are escape codes too.
+    system: Literal["auto", "standard"] = "standard" if is_plain(stream) else "auto"
+    return Console(
+        file=stream,
+        soft_wrap=not terminal,
+        highlight=False,
+        force_terminal=paint or not is_plain(stream),
+        color_system=system if paint else None,
+        no_color=not paint,
+    )
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """One JSON object on a line of its own: what `--json` answers."""
+    print(json.dumps(value, ensure_ascii=False, allow_nan=False), flush=True)
+
+
+def error_json(error: BaseException, code: int) -> dict[str, Any]:
+    """What `--json` prints of an error that leaves no other answer (docs/contracts.md, `--json`)."""
+    several = getattr(error, "errors", ()) or (error,)
+    faults = [e.to_json() if isinstance(e, DflashError) else _other(e) for e in several]
+    return {"schema": 1, "kind": "error", "exit": code, "error": faults[0], "errors": faults}
+
+
+def _other(error: BaseException) -> dict[str, str]:
+    return {"type": type(error).__name__, "what": str(error), "where": "", "next": ""}
 
 
 def render_error(error: BaseException, stream: IO[str]) -> None:
     """What, where and next of an error (of each one, where it carries several), in red on a terminal."""
-    red, dim, green, off = ("", "", "", "") if is_plain(stream) else ("\x1b[1;31m", "\x1b[2m", "\x1b[32m", "\x1b[0m")
+    red, dim, green, off = ("\x1b[1;31m", "\x1b[2m", "\x1b[32m", "\x1b[0m") if colours(stream) else ("", "", "", "")
     several = getattr(error, "errors", ())
     for one in several or (error,):
         if isinstance(one, DflashError):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dflash_ops.cli import complete
 from dflash_ops.cli.common import InventoryOption, JsonOption
 from dflash_ops.cli.several import AllOption, JobsArgument, chosen, perform
 
@@ -19,7 +20,13 @@ def command(
     job: JobsArgument = None,
     every: AllOption = False,
     way: Annotated[
-        str, typer.Option("--way", metavar="auto|systemd|cron", help="Who starts it; auto: systemd where it runs.")
+        str,
+        typer.Option(
+            "--way",
+            metavar="auto|systemd|cron",
+            help="Who starts it; auto: systemd where it runs.",
+            autocompletion=complete.one_of("auto", "systemd", "cron"),
+        ),
     ] = "auto",
     off: Annotated[bool, typer.Option("--off", help="Take it back.")] = False,
     json: JsonOption = False,

@@ -2,12 +2,12 @@
 
 The rule here: a command's module is imported only when that command is called. The table below has what `--help`
 needs to list it; `command` of `dflash_ops.cli.<module>` has the rest. A command returns its exit code (None is 0),
-or raises a DflashError, which is rendered here and nowhere else.
+or raises a DflashError, which is rendered here and nowhere else: for people on standard error, and with `--json` also
+as an object on standard output, where the error leaves no other answer.
 """
 
 from __future__ import annotations
 
-import difflib
 import errno
 import functools
 import importlib
@@ -26,8 +26,8 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from dflash_ops import __version__
-from dflash_ops.cli.common import render_error
-from dflash_ops.errors import DflashError
+from dflash_ops.cli.common import colours, error_json, print_json, render_error
+from dflash_ops.errors import EXIT_CODES, DflashError, UsageError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,6 @@ COMMANDS: dict[str, Entry] = {
     "stop": Entry("stop", "Stop a job: save, then exit; by force only after the grace time."),
     "releases": Entry("releases", "List a job's releases: which is current, which ran in which attempt."),
     "rollback": Entry("rollback", "Back to a release that ran before, with its config, from the newest checkpoint."),
-    "rebalance": Entry("rebalance", "Divide the devices of a running job anew: predict, apply, measure."),
     "checkpoints": Entry("checkpoints", "A job's checkpoints: list, verify, set aside, bring back."),
     "adopt": Entry("adopt", "Watch a tmux session that dflash-ops did not start."),
     "enable": Entry("enable", "Watch a job again after its machine has booted (systemd or cron)."),
@@ -68,6 +67,17 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 #: Set by main(): an exception's traceback is shown.
 DEBUG_VARIABLE = "DFLASH_DEBUG"
 
+#: Set by the shell's script while it completes a line (typer's name for it).
+COMPLETE_VARIABLE = "_DFLASH_OPS_COMPLETE"
+
+#: Words that people know from other tools, and the command that does it here.
+ELSEWHERE = {
+    "start": "deploy", "run": "deploy", "restart": "deploy --replace --resume", "kill": "stop", "ps": "status --all",
+    "top": "status --watch", "watch": "status --watch", "list": "status --all", "tail": "logs -f", "diagnose": "triage",
+    "evaluate": "python -m trainer evaluate", "export": "python -m trainer export",
+    "regenerate": "python -m trainer regenerate",
+}  # fmt: skip
+
 
 class LazyGroup(TyperGroup):
     """A group whose commands are names in a table until one is called."""
@@ -80,15 +90,33 @@ class LazyGroup(TyperGroup):
         return None if entry is None else load_command(cmd_name, entry)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], list(COMMANDS), n=1, cutoff=0.5)
-            hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(COMMANDS)}."
-            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        if args and args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0]!r}.{_meant(args[0])}")
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        # From the table: click would import the module of every command that begins so, for its line of help.
+        if incomplete.startswith("-"):
+            return list(super().shell_complete(ctx, incomplete))
+        items = importlib.import_module(f"{_CLICK_ERROR.__module__.rpartition('.')[0]}.shell_completion")
+        there = COMMANDS.items()
+        return [items.CompletionItem(name, help=entry.help) for name, entry in there if name.startswith(incomplete)]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(code), text) for code, text in EXIT_CODES.items()])
+
+
+def _meant(word: str) -> str:
+    """What to say after "No such command"."""
+    if word in ELSEWHERE:
+        return f" Did you mean {ELSEWHERE[word]!r}?"
+    near = did_you_mean(word, COMMANDS, cutoff=0.5).removeprefix("; did")
+    return f" Did{near}" if near else f" There are: {', '.join(COMMANDS)}."
 
 
 def load_command(name: str, entry: Entry) -> Any:
@@ -99,7 +127,7 @@ def load_command(name: str, entry: Entry) -> Any:
         for command in (made, *made.commands.values()):  # type: ignore[attr-defined]
             command.callback = _interruptible(command.callback) if command.callback is not None else None
         return made
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)  # completion is the whole program's
     app.command(name, help=module.command.__doc__ or entry.help)(_interruptible(module.command))
     return get_command(app)
 
@@ -127,7 +155,6 @@ def _version(value: bool) -> None:
 # rich_markup_mode=None: typer's own help; rich's panels would cost an import of 0.1 s and more on every --help.
 app = typer.Typer(
     cls=LazyGroup,
-    add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -164,32 +191,56 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(args: list[str]) -> int:
-    """One command to its end: its exit code. Errors are rendered to standard error here."""
+    """One command to its end: its exit code. Errors are rendered here."""
     args, debug = _take_debug(args)
+    as_json = "--json" in (args[: args.index("--")] if "--" in args else args)
     try:
-        result = get_command(app).main(args=args, prog_name="dflash-ops", standalone_mode=False)
+        result = get_command(app).main(
+            args=args, prog_name="dflash-ops", standalone_mode=False, color=colours(sys.stdout)
+        )
         _flush()
     except DflashError as error:
         if debug:
             traceback.print_exc()
-        render_error(error, sys.stderr)
-        return error.exit_code
+        return _failed(error, error.exit_code, as_json)
     except _CLICK_ERROR as error:
         error.show()  # type: ignore[attr-defined]
-        return int(error.exit_code)  # type: ignore[attr-defined]
+        code = int(error.exit_code)  # type: ignore[attr-defined]
+        if as_json:
+            what = error.format_message()  # type: ignore[attr-defined]
+            _tell_json(UsageError(what, "arguments", "see them with: --help"), code)
+        return code
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         return 130
     except OSError as error:
         if error.filename is not None or error.errno not in _NO_ROOM:
-            return _unexpected(error, args, debug)
+            return _unexpected(error, args, debug, as_json)
         _discard_output()
         what = f"what the command says cannot be written: {error.strerror}"
         render_error(DflashError(what, "standard output", "free some space there, or send it elsewhere"), sys.stderr)
         return 1
     except Exception as error:  # noqa: BLE001  # the last line of defence: a person sees a sentence, not a traceback
-        return _unexpected(error, args, debug)
+        return _unexpected(error, args, debug, as_json)
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
+
+
+def _failed(error: DflashError, code: int, as_json: bool) -> int:
+    """Tell an error; while the shell completes a line nobody reads it, and it would spoil the prompt."""
+    if os.environ.get(COMPLETE_VARIABLE):
+        return code
+    render_error(error, sys.stderr)
+    if as_json:
+        _tell_json(error, code)
+    return code
+
+
+def _tell_json(error: DflashError, code: int) -> None:
+    """What came of it before it failed, where the error has that; else the error itself."""
+    try:
+        print_json(getattr(error, "result", None) or error_json(error, code))
+    except OSError:  # the sentence on standard error has to do
+        _discard_output()
 
 
 def _flush() -> None:
@@ -207,18 +258,18 @@ def _discard_output() -> None:
     os.close(nowhere)
 
 
-def _unexpected(error: Exception, args: list[str], debug: bool) -> int:
+def _unexpected(error: Exception, args: list[str], debug: bool, as_json: bool) -> int:
     if debug:
         traceback.print_exc()
-        return 1
-    render_error(
-        DflashError(
-            f"unexpected {type(error).__name__}: {error}",
-            f"dflash-ops {' '.join(args[:1])}",
-            "this is a fault of dflash-ops; see the traceback with: dflash-ops --debug ...",
-        ),
-        sys.stderr,
+    told = DflashError(
+        f"unexpected {type(error).__name__}: {error}",
+        f"dflash-ops {' '.join(args[:1])}",
+        "this is a fault of dflash-ops; see the traceback with: dflash-ops --debug ...",
     )
+    if not debug:
+        return _failed(told, 1, as_json)
+    if as_json:
+        _tell_json(told, 1)
     return 1
 
 

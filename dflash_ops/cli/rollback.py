@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dflash_ops.cli import complete
 from dflash_ops.cli.common import InventoryOption, JsonOption, load_inventory
 from dflash_ops.cli.several import Part, perform
 from dflash_ops.errors import UsageError
@@ -23,7 +24,11 @@ _ID = re.compile(r"[0-9a-f]{4,12}")
 def command(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ID] [JOB]", help="Release (or its first digits), else the one before; and the job."),
+        typer.Argument(
+            metavar="[ID] [JOB]",
+            help="Release (or its first digits), else the one before; and the job.",
+            autocompletion=complete.releases_and_jobs,
+        ),
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Show what would happen; touch nothing.")] = False,
     grace: Annotated[

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dflash_ops.cli import complete
 from dflash_ops.cli.common import load_inventory, render_error
 from dflash_ops.errors import DflashError, UsageError
 from dflash_ops.parallel import SIDE_BY_SIDE, Ended, side_by_side, tried
@@ -25,7 +26,11 @@ if TYPE_CHECKING:
 
 JobsArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[JOB]...", help="Jobs of the inventory; not needed where it has only one."),
+    typer.Argument(
+        metavar="[JOB]...",
+        help="Jobs of the inventory; not needed where it has only one.",
+        autocompletion=complete.jobs,
+    ),
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="All jobs of the inventory.")]
 
@@ -226,10 +231,6 @@ def perform(
                 result = together(job, parts_of(loaded, job, opened), Plain(sys.stderr))
             else:
                 result = work(job, hosts[job.host], loaded.host_of(job).python, stages())
-        except DflashError as error:
-            if as_json and getattr(error, "result", None):
-                print_json(error.result)  # type: ignore[attr-defined]
-            raise
         finally:
             hosts.close()
         if as_json:

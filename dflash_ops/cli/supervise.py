@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dflash_ops.cli.common import InventoryOption, console, is_plain, render_error
+from dflash_ops.cli.common import InventoryOption, console, is_plain, print_json, render_error
 from dflash_ops.cli.several import AllOption, JobsArgument, chosen
 from dflash_ops.errors import DflashError, JobBusy
 from dflash_ops.fleet.ask import Answer, Asking
@@ -50,6 +50,7 @@ def command(
             help="apprise's config file on this machine; without it apprise's own APPRISE_URLS counts.",
         ),
     ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object for each change.")] = False,
     inventory: InventoryOption = None,
 ) -> int:
     """Watch from outside: host unreachable, container stopped, resident dead, kernel log. Each change is said once."""
@@ -68,20 +69,23 @@ def command(
             every=None if once else interval,
         )
         try:
-            return _watch(watches, asking, once=once)
+            return _watch(watches, asking, once=once, as_json=json)
         finally:
             for watch in watches:
                 watch.close()
 
 
-def _watch(watches: list[Watch], asking: Asking[Watch, list[str]], *, once: bool) -> int:
+def _watch(watches: list[Watch], asking: Asking[Watch, list[str]], *, once: bool, as_json: bool) -> int:
     """All are looked at side by side, each at its own pace: what is away delays the look at nothing else."""
-    if once or is_plain(sys.stdout):
+    if once or as_json or is_plain(sys.stdout):
         faults = 0
         for event in asking:
             if isinstance(event, Answer):
                 for text in event.ended.value or ():
-                    print(text, flush=True)
+                    if as_json:
+                        print_json(watches[event.index].to_json(text))
+                    else:
+                        print(text, flush=True)
                 if event.ended.error is not None:
                     faults = max(faults, event.ended.error.exit_code)
                     render_error(event.ended.error, sys.stderr)
@@ -185,6 +189,12 @@ class Watch:
         state = ", ".join(map(words, m.since)) or (m.seen.state.value if m.seen else "-")
         since = min(m.since.values()) if m.since else m.seen.since if m.seen else 0.0
         return (self.label, self.job.host, state, clock(since) if since else "-", m.seen.lease if m.seen else "")
+
+    def to_json(self, text: str) -> dict[str, object]:
+        """One change as `--json` has it: who, what, and the exit code of the look that found it."""
+        node = self.job.node.rank if self.job.node is not None else None
+        said = {"job": self.job.name, "node": node, "host": self.job.host, "text": text, "exit": self.code}
+        return {"schema": 1, "kind": "supervise", "t": time.time(), **said}
 
     def close(self) -> None:
         """Waits for notifications on their way, then lets go."""

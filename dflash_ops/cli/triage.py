@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from dflash_ops.cli.common import InventoryOption
+from dflash_ops.cli import complete
+from dflash_ops.cli.common import InventoryOption, error_json, print_json, render_error
 from dflash_ops.collect.files import ReadError, chunks, expand
 from dflash_ops.contracts.diagnosis import Diagnosis
 from dflash_ops.errors import DflashError, UsageError
@@ -28,9 +28,20 @@ def command(
         None, metavar="[PATH...|-]", help="Logs, folders of logs, or - for standard input; gz and zst too."
     ),
     job: str | None = typer.Option(
-        None, "--job", metavar="JOB", help="Instead of paths: all texts of this job's newest attempt, and the kernel's."
+        None,
+        "--job",
+        metavar="JOB",
+        help="Instead of paths: all texts of this job's newest attempt, and the kernel's.",
+        autocompletion=complete.jobs,
     ),
-    attempt: int | None = typer.Option(None, "--attempt", metavar="N", min=1, help="With --job: an earlier attempt."),
+    attempt: int | None = typer.Option(
+        None,
+        "--attempt",
+        metavar="N",
+        min=1,
+        help="With --job: an earlier attempt.",
+        autocompletion=complete.attempts,
+    ),
     node: int | None = typer.Option(None, "--node", metavar="K", min=0, help="With --job: one node of several."),
     mib: float = typer.Option(16.0, "--mib", metavar="N", min=0.1, help="With --job: how much of the log's end."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object a line."),
@@ -62,11 +73,9 @@ def command(
         option = next((name for name, there in given.items() if there), "--inventory")
         raise UsageError(f"{option} needs --job", "dflash-ops triage", "add --job JOB")
     if not paths and sys.stdin.isatty():
-        error = UsageError(
+        raise UsageError(
             "nothing to read", "no path, and standard input is a terminal", "name a log, pipe one in, or give --job JOB"
         )
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(error.exit_code)
     raise typer.Exit(run(paths or ["-"], as_json=as_json, explain=explain, playbooks=playbooks))
 
 
@@ -113,7 +122,7 @@ def run_job(
     if job.nodes:
         return _across(job, across, as_json=as_json, explain=explain)
     if as_json:
-        print(json.dumps(row(job.name, seen.diagnosis, job=job.name, attempt=seen.attempt), ensure_ascii=False))
+        print_json(row(job.name, seen.diagnosis, job=job.name, attempt=seen.attempt))
     else:
         from dflash_ops.view.triage import show
 
@@ -131,7 +140,7 @@ def _what_if(client: JobClient, loaded: Inventory, seen: Examined, playbooks: tu
     decisions = what_if(client, loaded, seen, playbooks)
     if as_json:
         said = {"schema": 1, "kind": "what_if", "job": client.job.name, "attempt": seen.attempt}
-        print(json.dumps({**said, "decisions": to_dict(decisions)}, ensure_ascii=False))
+        print_json({**said, "decisions": to_dict(decisions)})
     else:
         from dflash_ops.view.what_if import show
 
@@ -163,7 +172,7 @@ def _across(job: Job, across: Across, *, as_json: bool, explain: bool) -> int:
                     "error": error.what if error else None,
                 }
             )
-        print(json.dumps({**said, "node": chosen.rank, "nodes": nodes}, ensure_ascii=False))
+        print_json({**said, "node": chosen.rank, "nodes": nodes})
     else:
         from dflash_ops.view.triage import show
 
@@ -175,41 +184,44 @@ def _across(job: Job, across: Across, *, as_json: bool, explain: bool) -> int:
 
 
 def run(paths: list[str], *, as_json: bool, explain: bool = False, playbooks: list[str] | None = None) -> int:
-    """Answer for each path; 0 if all could be read, else the exit code of the first error (said on stderr)."""
-    code = 0
-    try:
-        triage = Triage(load_documents(playbooks or []))
-    except DflashError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    found, errors = expand(paths)
+    """Answer for each path; 0 if all could be read, else the exit code of the first error (said on stderr).
+
+    Raises:
+        DflashError: a playbook cannot be used.
+    """
+    triage = Triage(load_documents(playbooks or []))
+    found, missing = expand(paths)
+    errors: list[DflashError] = []
     answered = False
     for item in found:
         try:
             diagnosis = triage.diagnose([Source(item.name, chunks(item), item.kind)])
         except ReadError as error:
-            print(f"error: {error}", file=sys.stderr)
-            code = code or error.exit_code
+            render_error(error, sys.stderr)
+            errors.append(error)
             continue
         if as_json:
-            print(json.dumps(row(item.name, diagnosis), ensure_ascii=False))
+            print_json(row(item.name, diagnosis))
         else:
             from dflash_ops.view.triage import show  # rich is slow to import and JSON does not need it
 
             if answered:
                 print()
             show(item.name, diagnosis, explain=explain)
-            answered = True
-    for missing in errors:
-        print(f"error: {missing}", file=sys.stderr)
-        code = code or missing.exit_code
-    return code
+        answered = True
+    for fault in missing:
+        render_error(fault, sys.stderr)
+    errors += missing
+    if as_json and errors and not answered:
+        print_json(error_json(errors[0], errors[0].exit_code))
+    return errors[0].exit_code if errors else 0
 
 
 def row(path: str, d: Diagnosis, *, job: str | None = None, attempt: int | None = None) -> dict[str, Any]:
     """The JSON line of one path, or of a job's attempt (docs/contracts.md, `triage --json`)."""
     return {
         "schema": d.schema,
+        "kind": "triage",
         "path": path,
         "job": job,
         "attempt": attempt,

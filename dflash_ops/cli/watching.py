@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import getpass
-import json
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dflash_ops.cli.common import console, is_plain, load_job
+from dflash_ops.cli.common import print_json as print_json
 
 if TYPE_CHECKING:
     from dflash_ops.client import JobClient
@@ -35,10 +35,6 @@ def stages() -> Stages:
     from dflash_ops.view.stages import Live, Plain
 
     return Plain(sys.stderr) if is_plain(sys.stderr) else Live(console(stderr=True))
-
-
-def print_json(value: dict[str, Any]) -> None:
-    print(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
 def actor() -> str:

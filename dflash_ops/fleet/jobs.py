@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_ops.client import ASK_S, Seen
 from dflash_ops.contracts import Snapshot, State
-from dflash_ops.errors import DflashError, HostError, UsageError
+from dflash_ops.errors import DflashError, HostError, UsageError, did_you_mean
 from dflash_ops.fleet.ask import Answer, Asking, Waiting
 from dflash_ops.inventory import Inventory, Job, LxcHost, SshHost
-from dflash_ops.inventory.model import did_you_mean
 from dflash_ops.view.nodes import WORST, NodeSeen, joined
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from dflash_ops.contracts import Limits
 from dflash_ops.contracts.names import session_fault, session_name, socket_fault
+from dflash_ops.errors import did_you_mean
 from dflash_ops.inventory.env import read_env, read_secrets
-from dflash_ops.inventory.model import Host, Job, LocalHost, Node, did_you_mean
+from dflash_ops.inventory.model import Host, Job, LocalHost, Node
 from dflash_ops.inventory.nodes import Over, check_drafters, node_env, node_tables, node_trainer, read_rendezvous
 from dflash_ops.inventory.paths import home, local_path, local_program
 from dflash_ops.inventory.policies import read_policy

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from dflash_ops.errors import InventoryError
+from dflash_ops.errors import InventoryError, did_you_mean
 from dflash_ops.inventory.jobs import name_fault, read_job
 from dflash_ops.inventory.lines import Path as KeyPath
-from dflash_ops.inventory.model import SCHEMA, Host, Inventory, Job, LocalHost, LxcHost, SshHost, did_you_mean
+from dflash_ops.inventory.model import SCHEMA, Host, Inventory, Job, LocalHost, LxcHost, SshHost
 from dflash_ops.inventory.paths import local_path, local_program
 from dflash_ops.inventory.reader import Faults, Table, read_toml
 

@@ -6,7 +6,6 @@ need not look at the file again. Nothing in this module reads a file, except the
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, ClassVar
 
 from dflash_ops.contracts import RULES, Action, Limits, Policy, Way
 from dflash_ops.errors import InventoryError, UsageError
+from dflash_ops.errors import did_you_mean as did_you_mean
 from dflash_ops.inventory.devices import check_roles, parse_devices
 from dflash_ops.inventory.sets import apply_sets
 
@@ -293,12 +293,6 @@ class Inventory:
 
     def host_of(self, job: Job) -> Host:
         return self.hosts[job.host]
-
-
-def did_you_mean(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
-    """`; did you mean 'x'?`, or nothing where no known name is near."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def quote_key(key: str) -> str:

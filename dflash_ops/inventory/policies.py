@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from dflash_ops.contracts import MOST_ATTEMPTS, RULES, Action, Budgets, Policy
-from dflash_ops.inventory.model import did_you_mean
+from dflash_ops.errors import did_you_mean
 from dflash_ops.inventory.reader import Table
 
 _KIND = re.compile(r"[a-z][a-z0-9_]*")

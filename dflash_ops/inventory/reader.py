@@ -14,10 +14,10 @@ from typing import Any
 
 import tomllib
 
-from dflash_ops.errors import InventoryError
+from dflash_ops.errors import InventoryError, did_you_mean
 from dflash_ops.inventory.lines import Path as KeyPath
 from dflash_ops.inventory.lines import key_lines, line_of
-from dflash_ops.inventory.model import did_you_mean, quote_key
+from dflash_ops.inventory.model import quote_key
 
 _AT = re.compile(r" \(at line (\d+), column (\d+)\)$")
 _END = " (at end of document)"

@@ -10,11 +10,11 @@ from types import MappingProxyType
 from typing import Any
 
 from dflash_ops.contracts import ProgressPattern, Way, forbidden
-from dflash_ops.errors import ContractError
+from dflash_ops.errors import ContractError, did_you_mean
 from dflash_ops.inventory.devices import DEVICE_HELP, parse_device, role_faults
 from dflash_ops.inventory.env import read_env
 from dflash_ops.inventory.lines import Path as KeyPath
-from dflash_ops.inventory.model import REMEDIES, TRAINER_TABLES, Trainer, Venv, did_you_mean
+from dflash_ops.inventory.model import REMEDIES, TRAINER_TABLES, Trainer, Venv
 from dflash_ops.inventory.paths import local_path
 from dflash_ops.inventory.reader import Table
 

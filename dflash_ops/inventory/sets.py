@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import tomllib
 
 from dflash_ops.contracts import Limits
-from dflash_ops.errors import UsageError
+from dflash_ops.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from dflash_ops.inventory.model import Job
@@ -114,9 +114,11 @@ def _set_env(job: Job, changes: dict[str, Any], name: str, value: str, text: str
 
 def _set_limit(job: Job, changes: dict[str, Any], name: str, value: str, text: str) -> None:
     if name not in _LIMITS:
-        near = difflib.get_close_matches(name, _LIMITS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise UsageError(f"there is no limit {name!r}{hint}", f"--set {text}", f"set one of: {', '.join(_LIMITS)}")
+        raise UsageError(
+            f"there is no limit {name!r}{did_you_mean(name, _LIMITS)}",
+            f"--set {text}",
+            f"set one of: {', '.join(_LIMITS)}",
+        )
     changes["limits"] = replace(changes.get("limits", job.limits), **{name: _positive(value, text)})
 
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from dflash_ops.contracts import Layout
-from dflash_ops.errors import UsageError
+from dflash_ops.errors import UsageError, did_you_mean
 from dflash_ops.resident import attempts
 from dflash_ops.resident.files import write_all
 
@@ -71,7 +71,8 @@ def _path(layout: Layout, number: int, worker: str | None) -> Path:
         names = []
     if worker not in names:
         known = f"use one of {', '.join(names)}" if names else "this attempt has no logs of single workers"
-        raise UsageError(f"attempt {number} has no worker {worker!r}", str(at.logs), known)
+        near = did_you_mean(worker, names)
+        raise UsageError(f"attempt {number} has no worker {worker!r}{near}", str(at.logs), known)
     return at.logs / f"{worker}.log"
 
 

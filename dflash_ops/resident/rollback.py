@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_ops.contracts import JobSpec, Layout, to_dict
-from dflash_ops.errors import DeployError, DflashError, UsageError
+from dflash_ops.errors import DeployError, DflashError, UsageError, did_you_mean
 from dflash_ops.resident import attempts, journal, preflight, receive, releases, spec, start, stop
 from dflash_ops.resident.answer import say
 from dflash_ops.resident.aside import aside, move_some
@@ -55,7 +55,8 @@ def choose(layout: Layout, request: dict[str, Any]) -> Attempt:
         if len(rows) != 1:
             text = "no release" if not rows else f"{len(rows)} releases"
             there = ", ".join(r["release"] for r in listed["releases"]) or "none"
-            raise UsageError(f"{text} there begin with {wanted!r}", str(layout.releases), f"name one of: {there}")
+            near = did_you_mean(wanted, [r["release"] for r in listed["releases"]]) if not rows else ""
+            raise UsageError(f"{text} there begin with {wanted!r}{near}", str(layout.releases), f"name one of: {there}")
         if not rows[0]["attempts"]:
             raise UsageError(
                 f"release {rows[0]['release']} never ran, so its config is not known",

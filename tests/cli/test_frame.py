@@ -58,8 +58,9 @@ def test_help_lists_every_command_with_its_line() -> None:
 def test_help_imports_no_command_and_nothing_heavy() -> None:
     code = (
         "import sys\nfrom dflash_ops.cli.main import run\nrun(['--help'])\n"
-        "heavy = {'rich', 'paramiko', 'libtmux', 'torch', 'tomllib', 'asyncio', 'dflash_ops.inventory'}\n"
-        "frame = {'dflash_ops.cli.main', 'dflash_ops.cli.common'}\n"
+        "heavy = {'rich', 'paramiko', 'libtmux', 'torch', 'transformers', 'tomllib', 'asyncio'}\n"
+        "heavy |= {'dflash_ops.inventory'}\n"
+        "frame = {'dflash_ops.cli.main', 'dflash_ops.cli.common', 'dflash_ops.cli.complete'}\n"
         "own = {m for m in sys.modules if m.startswith('dflash_ops.cli.')} - frame\n"
         "print('LOADED', sorted((heavy & set(sys.modules)) | own))\n"
     )

@@ -361,7 +361,7 @@ def test_never_deployed_never_started_no_such_attempt_and_paths_beside(
     assert "toy was never deployed" in never.err and "dflash-ops deploy toy" in never.err
     (tmp_path / "away").rename(toy.root / "resident/current.pyz")
     empty = toy.triage("--json")
-    assert (empty.code, empty.out) == (2, "")
+    assert (empty.code, json.loads(empty.out)["kind"]) == (2, "error")
     assert "nothing was ever started" in empty.err
     other = crashed.triage("--attempt", "7")
     assert other.code == 2
@@ -380,7 +380,7 @@ def test_a_machine_that_cannot_be_reached_is_exit_code_5(toy: JobLab, monkeypatc
 
     monkeypatch.setattr(LocalHost, "run", lost)
     said = toy.triage("--json")
-    assert (said.code, said.out) == (5, "")
+    assert (said.code, json.loads(said.out)["error"]["type"]) == (5, "HostUnreachable")
     assert "no connection to 192.0.2.6" in said.err
 
 

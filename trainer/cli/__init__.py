@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from trainer.errors import TrainerError, say
 
@@ -31,15 +31,30 @@ def main(argv: Sequence[str]) -> int:
     """Runs one command; an error that the trainer understands is told without a traceback."""
     parser = argparse.ArgumentParser(prog="python -m trainer", description="Trains a DFlash drafter.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    asked_for = parser
     asked = next((word for word in argv if not word.startswith("-")), None)
     for name, (module, text) in COMMANDS.items():
         sub = commands.add_parser(name, help=text, description=text)
         if name == asked:
             importlib.import_module(module).add_arguments(sub)
-    arguments = parser.parse_args(argv)
+            asked_for = sub
+    if asked is not None and asked not in COMMANDS:
+        parser.error(f"there is no command {asked!r}{_near(asked, COMMANDS)}; there are: {', '.join(COMMANDS)}")
+    arguments, strangers = parser.parse_known_args(argv)
+    if strangers:
+        known = [option for action in asked_for._actions for option in action.option_strings]
+        asked_for.error(f"unrecognized arguments: {' '.join(strangers)}{_near(strangers[0], known)}")
     try:
         code: int = importlib.import_module(COMMANDS[arguments.command][0]).main(arguments)
     except TrainerError as error:
         say(error)
         return error.exit_code
     return code
+
+
+def _near(word: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, or nothing where no known word is near."""
+    import difflib
+
+    close = difflib.get_close_matches(word.partition("=")[0], list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
