@@ -2,6 +2,7 @@
 # make test    everything that CI runs
 # make golden  the trainer against reference numbers (DFLASH_GOLDEN=DIR for another folder)
 # make chaos   every fault of the table in a real supervised trainer: what was seen, done and came of it
+# make demo-crash  a night in three minutes: the FX crash named and repaired, a cut checkpoint, a kill
 # make bench   all CPU benchmarks, and one table of their ratios with goals (benchmarks/README.md)
 # make trainer-chaos  twenty kills of targets and drafters while a run goes on (CHAOS="--seed 7 --schedule ready")
 # make docs    docs/cli.md and docs/schemas/all.schema.json anew, from the commands and the schemas
@@ -22,7 +23,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: venv demo test docs golden chaos bench trainer-chaos lint clean lab lab-down lab-packages
+.PHONY: venv demo demo-crash test docs golden chaos bench trainer-chaos lint clean lab lab-down lab-packages
 .DEFAULT_GOAL := venv
 
 venv: $(STAMP)
@@ -33,6 +34,9 @@ $(STAMP): pyproject.toml Makefile .ci/bootstrap
 
 demo: venv
 	@$(BIN)/dflash-ops demo
+
+demo-crash: venv
+	@cd tests && PYTHONPATH=.. ../$(BIN)/python -m chaos.night
 
 test: lint lab-packages
 	@$(BIN)/python -m pytest -n $(TESTJOBS) --dist worksteal

@@ -46,7 +46,7 @@ def command(
         host,
         setup.inventory.host_of(setup.job).python,
         stages(),
-        watch,
+        lambda client: watch(setup.inventory, [client.job], until_end=True),
         os.environ,
         actor=actor(),
         sizes=sizes,

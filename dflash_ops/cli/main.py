@@ -47,6 +47,7 @@ COMMANDS: dict[str, Entry] = {
     "stop": Entry("stop", "Stop a job: save, then exit; by force only after the grace time."),
     "releases": Entry("releases", "List a job's releases: which is current, which ran in which attempt."),
     "rollback": Entry("rollback", "Back to a release that ran before, with its config, from the newest checkpoint."),
+    "rebalance": Entry("rebalance", "Divide the devices of a running job anew: predict, apply, measure."),
     "checkpoints": Entry("checkpoints", "A job's checkpoints: list, verify, set aside, bring back."),
     "adopt": Entry("adopt", "Watch a tmux session that dflash-ops did not start."),
     "enable": Entry("enable", "Watch a job again after its machine has booted (systemd or cron)."),

@@ -13,14 +13,13 @@ from dflash_ops.errors import UsageError
 
 if TYPE_CHECKING:
     from dflash_ops.fleet.jobs import JobSeen
-    from dflash_ops.inventory import Inventory, Job
 
 
 def command(
     job: JobsArgument = None,
     every: AllOption = False,
     node: NodeOption = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay and show changes until the job ends.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay and show how it goes (docs/watch.md).")] = False,
     state: StateOption = None,
     host: HostOption = None,
     named: JobOption = None,
@@ -46,7 +45,11 @@ def command(
             raise UsageError("--node is one of one job's nodes", f"--node {node}", "name that job")
         jobs = [jobs[0].at_node(node)]
     if watch:
-        return _watch(loaded, jobs, as_json=json)
+        from dflash_ops.cli.live import watch as stay
+
+        if state:
+            raise UsageError("--state and --watch exclude each other: states change", "--state", "leave --state out")
+        return stay(loaded, jobs, as_json=json)
     alone = len(jobs) == 1 and not filters
     seen = look_all(loaded, jobs, deadline=deadline, quiet=json or alone)
     if alone and len(seen[0].errors) == 1 and seen[0].errors[0] is not None:
@@ -85,22 +88,3 @@ def _show(one: JobSeen) -> None:
     out = console()
     seen = one.nodes[0]
     out.print(render_nodes(one.nodes, out.width) if one.job.nodes else render(seen.snapshot, seen.now, out.width))
-
-
-def _watch(loaded: Inventory, jobs: list[Job], *, as_json: bool) -> int:
-    from dflash_ops.cli.adopted import client_of
-    from dflash_ops.cli.live import watch, watch_nodes
-    from dflash_ops.hosts.factory import Hosts
-
-    if len(jobs) != 1:
-        raise UsageError(
-            "--watch shows one job",
-            "dflash-ops status --watch",
-            f"name one of: {', '.join(j.name for j in jobs)}",
-        )
-    hosts = Hosts(loaded)
-    try:
-        clients = [client_of(hosts[p.host], p, loaded.host_of(p).python) for p in jobs[0].parts]
-        return watch_nodes(clients, as_json=as_json) if jobs[0].nodes else watch(clients[0], as_json=as_json)
-    finally:
-        hosts.close()

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import replace
 
 from dflash_ops.contracts import to_dict
-from dflash_ops.deploy import spec
 from dflash_ops.deploy.back import go_back
 from dflash_ops.deploy.decide import describe
-from dflash_ops.deploy.prepare import PROBE_S, Preparation
+from dflash_ops.deploy.gate import ask_gate, gate_failed, say_untried
+from dflash_ops.deploy.prepare import Preparation
 from dflash_ops.deploy.result import Result
 from dflash_ops.deploy.say import say_plan
 from dflash_ops.deploy.transfer import Pack, build_pack
 from dflash_ops.deploy.window import crash, watch, window
-from dflash_ops.errors import DflashError, PreflightError, StartError
+from dflash_ops.errors import DflashError, StartError
 from dflash_ops.view.stopped import stopped_text
 
 START_S = 120.0
@@ -90,28 +89,16 @@ class Deployment(Preparation):
             if steps.stop and self.options.gate is None and not self._can_gate():
                 self.stages.note("gate: the job has no `gate` command: whether the new release runs was not tried")
             return
-        data = {
-            "request": to_dict(replace(request, spec=spec.alone(request.spec))),
-            "argv": list(self.job.gate) if self.job.gate is not None else None,
-            "config_name": self.ready.config_name,
-            "deadline_s": self.job.gate_s,
-        }
+        untouched = "the running job was not touched" if steps.stop else ""
         where = "beside the running job" if steps.stop else "at tiny size"
-        with self.stages.stage("gate", f"trying the new release {where}, up to {self.job.gate_s:g} s") as stage:
-            said = self.ask("gate", data, deadline=self.job.gate_s + PROBE_S)
-            said["log"] = [self.mask(line) for line in said["log"]]
-            self.result.gate = said
+        what = f"trying the new release {where}, up to {self.job.gate_s:g} s"
+        with self.stages.stage("gate", what) as stage:
+            self.result.gate = said = ask_gate(self, request, self.job.gate, self.ready.config_name)
             if not said["ok"]:
-                untouched = "; the running job was not touched" if steps.stop else ""
-                raise PreflightError(
-                    f"the new release failed its smoke gate: {self.mask(said['cause'])}{untouched}\n"
-                    + "\n".join(said["log"]),
-                    f"{self.host.name}: {said['folder']}",
-                    "correct the cause; --no-gate deploys without trying",
-                )
+                advice = "correct the cause; --no-gate deploys without trying"
+                raise gate_failed(self, said, "the new release failed its smoke gate", untouched, advice)
             stage.done(said["what"])
-        if said["not_exercised"]:
-            self.stages.note(f"gate: on the CPU these were not tried: {', '.join(said['not_exercised'])}")
+        say_untried(self, said)
 
     def stop(self) -> None:
         """End what runs: TERM, then KILL after the grace time."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from dflash_ops.errors import DflashError, InventoryError, UsageError
 from dflash_ops.inventory.loader import load
 from dflash_ops.inventory.model import quote_key
+from dflash_ops.inventory.rewrite import replace_checked
 from dflash_ops.inventory.template import quote
 
 
@@ -23,25 +23,18 @@ def append_job(file: Path, name: str, values: Mapping[str, str | bool], comment:
     place = Path(os.path.realpath(file))
     lines = [f"# {comment}", f"[jobs.{quote_key(name)}]"]
     lines += [f"{k} = {str(v).lower() if isinstance(v, bool) else quote(v)}" for k, v in values.items()]
-    # In the same folder: relative paths of the inventory are relative to it.
-    beside = place.with_name(f".{place.name}.{os.getpid()}.new")
-    try:
-        text = place.read_text("utf-8")
-        mode = place.stat().st_mode & 0o777
-        beside.write_text(text.rstrip("\n") + "\n\n" + "\n".join(lines) + "\n", "utf-8")
-        beside.chmod(mode)
+
+    def check(path: Path) -> None:
         try:
-            load(beside)
+            load(path)
         except InventoryError as error:
             raise UsageError(error.what, f"the new [jobs.{quote_key(name)}]", error.fix) from None
-        with beside.open("rb") as written:
-            os.fsync(written.fileno())
-        beside.replace(place)
+
+    try:
+        text = place.read_text("utf-8").rstrip("\n") + "\n\n" + "\n".join(lines) + "\n"
+        replace_checked(place, text.encode("utf-8"), check)
     except OSError as error:
         raise DflashError(
             f"the inventory cannot be written: {error.strerror or error}", str(place), "add the job by hand:\n  "
             + "\n  ".join(lines[1:]),
         ) from None  # fmt: skip
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink()

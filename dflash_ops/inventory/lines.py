@@ -20,6 +20,13 @@ def key_lines(text: str) -> dict[Path, int]:
     return _Scanner(text.replace("\r\n", "\n")).scan()
 
 
+def value_spans(text: str) -> dict[Path, tuple[int, int]]:
+    """Where each key's value stands in `text` (valid TOML without `\\r\\n`): path -> (begin, end)."""
+    scanner = _Scanner(text)
+    scanner.scan()
+    return scanner.spans
+
+
 def line_of(lines: dict[Path, int], path: Path) -> int | None:
     """Line of `path`, or of the nearest thing around it that stands in the text."""
     for end in range(len(path), 0, -1):
@@ -34,6 +41,7 @@ class _Scanner:
         self.at = 0
         self.lines: dict[Path, int] = {}
         self.arrays: dict[Path, int] = {}
+        self.spans: dict[Path, tuple[int, int]] = {}
 
     def scan(self) -> dict[Path, int]:
         table: Path = ()
@@ -83,7 +91,9 @@ class _Scanner:
         self._skip()
         self.at += 1  # the equals sign
         self._skip()
+        begin = self.at
         self._value(path)
+        self.spans[path] = (begin, self.at)
 
     def _value(self, path: Path) -> None:
         if self._peek('"') or self._peek("'"):

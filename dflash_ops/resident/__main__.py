@@ -29,6 +29,8 @@ COMMANDS = {
     "activate": ("records", "activate_main", "switch `current` to a release"),
     "releases": ("releases", "main", "list the releases that are there"),
     "rollback": ("rollback", "main", "back to what ran before"),
+    "pace": ("pace", "main", "what a change of the split is decided from"),
+    "switch": ("switch", "main", "stop, then start another way, in one deed"),
     "adopted-snapshot": ("adopted", "snapshot_main", "state of a session that we did not start"),
     "adopted-follow": ("adopted", "follow_main", "the same, one line a second"),
     "adopted-logs": ("adopted", "logs_main", "its pane's output, raw"),

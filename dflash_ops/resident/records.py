@@ -19,7 +19,7 @@ from dflash_ops.resident.files import read_json, run_lock, sync_folder
 from dflash_ops.supervise.health import Evidence, assess
 
 #: Events that an operator's side may write; the others are only true when the resident says them.
-OPERATOR_EVENTS = frozenset({"deployed", "note"})
+OPERATOR_EVENTS = frozenset({"deployed", "note", "rebalanced"})
 
 
 def _parser(name: str) -> argparse.ArgumentParser:

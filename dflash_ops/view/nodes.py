@@ -59,12 +59,18 @@ def joined(nodes: Sequence[NodeSeen]) -> NodeSeen:
         detail = s.detail
     oldest = max(nodes, key=lambda n: n.now - n.snapshot.t)
     warnings = tuple(f"{n.label}: {w}" for n in nodes for w in n.snapshot.warnings)
+    speaker = _speaker(nodes)
+    told = speaker.snapshot if speaker is not None else s
+    disks = [d for n in nodes if (d := n.snapshot.disk) is not None]
     whole = replace(
         s,
         t=voice.now - (oldest.now - oldest.snapshot.t),
         detail=detail,
         progress=_progress(nodes, voice),
-        rates=speaker.snapshot.rates if (speaker := _speaker(nodes)) is not None else s.rates,
+        rates=told.rates,
+        curves=told.curves,
+        disk=min(disks, key=lambda d: (d.full_in_s if d.full_in_s is not None else float("inf"), d.free), default=None),
+        deeds=tuple(f"node {n.rank}: {deed}" for n in nodes for deed in n.snapshot.deeds)[-5:],
         workers={f"{n.rank}/{name}": w for n in nodes for name, w in n.snapshot.workers.items()},
         error=_first_error(nodes, voice),
         warnings=warnings,

@@ -64,23 +64,23 @@ def test_with_a_name_one_job_is_a_screen(host: FakeHost, capsys: pytest.CaptureF
     assert run(["status", "nobody"]) == 2
 
 
-def test_watch_wants_one_job_and_lives_through_a_lost_connection(
+def test_watch_in_a_pipe_lives_through_a_lost_connection_and_ends_with_the_jobs(
     host: FakeHost, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(["status", "--watch"]) == 2
-    assert "name one of: a, b" in capsys.readouterr().err
-    pauses: list[float] = []
-    monkeypatch.setattr("dflash_ops.cli.live.time.sleep", pauses.append)
+    monkeypatch.setattr("dflash_ops.fleet.follow.PAUSES_S", (0.1,))
     done = replace(SNAP, state=State.FINISHED, exit=ExitRecord(2, 0, None, 1000.0, 9.0))
     sees(host, "a", done)
-    sees(host, "a", replace(SNAP, state=State.HUNG), times=1)
-    host.answer("sh", ..., error=ConnectionLost("the line is dead", "here"), times=3)
+    host.answer("sh", "-c", LOOK, "sh", "/srv/a", ..., error=ConnectionLost("the line is dead", "here"), times=3)
     sees(host, "a", SNAP, times=1)
     host.answer(*PYZ, "/srv/a/resident/current.pyz", "follow", ..., error=ConnectionLost("cut", "here"))
-    assert run(["status", "a", "--watch"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in lines] == ["stepping", "unreachable", "hung", "unreachable", "finished"]
-    assert pauses == sorted(pauses[:4]) + pauses[4:]  # ever longer while it is away
+    sees(host, "b", replace(SNAP, job="b", state=State.CRASHED, exit=ExitRecord(2, 7, None, 1000.0, 9.0)))
+    assert run(["status", "--watch", "--all"]) == 1  # one of them crashed
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [words[1] for words in lines if words[0] == "b"] == ["crashed"]
+    states = [words[1] for words in lines if words[0] == "a"]
+    assert states[-2:] == ["unreachable", "finished"]  # said once, however often it was tried
+    assert states.count("unreachable") == 1
+    assert not any("\x1b" in word for words in lines for word in words)
 
 
 @pytest.mark.parametrize(

@@ -164,9 +164,11 @@ def test_watch_on_a_pipe_prints_a_line_a_change_and_ends_with_the_job(toy: Toy) 
     assert "stepping" in first
     screen = shlex.join([sys.executable, "-m", "dflash_ops.cli.main", "status", "-i", str(toy.inventory), "--watch"])
     toy.tmux("new-session", "-d", "-x", "80", "-y", "24", "-s", "watch", f"TERM=screen {screen}; sleep 600")
-    toy.shows("watch", "● stepping", "/1000", "attempt    1", "seen")
+    toy.shows("watch", "● stepping", "/1000")
     (toy.root / "finish").touch()
-    toy.shows("watch", "✔ finished", "exit code 0")
+    toy.shows("watch", "finished", "exit code 0", "q quit")
+    toy.tmux("send-keys", "-t", "=watch:", "q")
+    toy.shows("watch", "toy  finished", "step ")  # what was known last stays on the person's own screen
     out, err = watching.communicate(timeout=60)
     assert watching.returncode == 0, err
     lines = [first, *out.splitlines()]

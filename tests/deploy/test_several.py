@@ -77,7 +77,6 @@ def test_names_that_cannot_be_meant(three: Toy) -> None:
     assert three.ops("stop", "--all", "toy").code == 2
     assert three.ops("stop", "toy", "nobody").code == 2
     assert three.ops("stop").code == 2  # several, and none was named
-    assert three.ops("status", "--watch", "toy", "two").code == 2
 
 
 def test_hosts_side_by_side_and_jobs_of_one_host_in_turn(tmp_path: Path) -> None:

@@ -1,0 +1,313 @@
+"""The first half of a rebalance: what runs, what was measured of it, what every other split would do. Changes nothing.
+
+The rule here: what is not known is said or refused; a number that was measured somewhere else is never taken for this
+run's.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from dflash_ops.balance import (
+    Memory,
+    Row,
+    Split,
+    StageRates,
+    feasible,
+    judge_memory,
+    measure,
+    plan,
+    predict,
+    worth,
+)
+from dflash_ops.contracts import LIVE_STATES, JobSpec, Snapshot, State, from_dict, to_dict
+from dflash_ops.deploy import spec as job_specs
+from dflash_ops.deploy.decide import describe
+from dflash_ops.deploy.operation import Operation
+from dflash_ops.errors import DflashError, JobBusy, PreflightError, StateError, UsageError
+from dflash_ops.fleet import rebalance_choice as choice
+from dflash_ops.fleet.rebalance_choice import Devices
+from dflash_ops.fleet.rebalance_judge import pace_of
+from dflash_ops.fleet.rebalance_result import Asked, Result
+from dflash_ops.hosts.base import Host
+from dflash_ops.inventory import Job
+from dflash_ops.resident.preflight import Request
+from dflash_ops.view.stages import Stages
+from dflash_ops.view.text import counted, duration, ktok
+
+ASK_S = 60.0
+CHECK_S = 600.0
+
+#: Seconds of a restart where no earlier one tells.
+RESTART_S = 300.0
+
+
+class Looking(Operation):
+    """What is there, and what could be (see `Operation` for the other arguments).
+
+    After `look`: `said` (resident/pace.py), `snapshot`, `spec`, `config` and `devices` of the newest attempt, `now`
+    (its split), and `records` of the measured one.
+    """
+
+    def __init__(
+        self, host: Host, job: Job, asked: Asked, stages: Stages, *, python: str, environ: Mapping[str, str]
+    ) -> None:
+        super().__init__(host, job, stages, python=python, environ=environ)
+        self.asked = asked
+        self.result = Result(job.name, host.name, asked.plan, asked.auto, asked=asked.split)
+        self.said: dict[str, Any] = {}
+        self.snapshot: Snapshot | None = None
+        self.records: list[dict[str, Any]] = []
+        self.spec: JobSpec
+        self.config: dict[str, Any] = {}
+        self.devices = Devices((), ())
+        self.attempt = 0
+        self.rates: StageRates | None = None
+
+    @property
+    def now(self) -> Split:
+        return self.devices.split
+
+    @property
+    def features(self) -> bool:
+        return choice.has_features(self.config)
+
+    def note(self, text: str) -> None:
+        """A line for people, kept for `--json`."""
+        self.result.notes.append(text)
+        self.stages.note(text)
+
+    # -- what is there
+
+    def pace(self) -> dict[str, Any]:
+        """resident/pace.py, in one command, installed or not."""
+        return self.ask("pace", {"root": self.job.root}, deadline=ASK_S)
+
+    def look(self) -> None:
+        """What runs, and its records.
+
+        Raises:
+            PreflightError: nothing was ever started, or nothing of it was measured.
+            UsageError: what runs is not the bundled trainer. StateError: its records are damaged.
+        """
+        self.secrets = self.job.secrets(self.environ)
+        with self.stages.stage("look", f"asking {self.host.name} what runs and how fast") as stage:
+            self.said = said = self.pace()
+            newest = said["newest"]
+            if newest is None:
+                raise PreflightError(
+                    f"job {self.job.name} was never started: nothing is measured", self.where, self._deploy("")
+                )
+            self.attempt = int(newest["attempt"])
+            if newest["spec"] is None:
+                raise StateError(
+                    f"the job of attempt {self.attempt} is not there whole",
+                    f"{self.where}/run/attempts",
+                    "deploy again",
+                )
+            self.spec = from_dict(JobSpec, newest["spec"], "job.json")
+            if said["snapshot"] is not None:
+                self.snapshot = from_dict(Snapshot, said["snapshot"], "snapshot")
+            self.config = choice.config_of(self.spec)
+            self.devices = choice.devices_of(self.spec, self.config)
+            self.result.current = self.now
+            stage.done(f"{describe(self.snapshot, said['now'])}, {self.now} (targets + drafters)")
+        self._take_records()
+
+    def _take_records(self) -> None:
+        measured = self.said["measured"]
+        where = f"{self.where}/run/attempts/{self.attempt}/metrics.jsonl"
+        if measured is None:
+            state = f" ({self.snapshot.state.value})" if self.snapshot is not None else ""
+            raise PreflightError(
+                f"attempt {self.attempt}{state} has told no pace yet, and neither has one before it",
+                where,
+                "wait until it has made steps: dflash-ops status",
+            )
+        number, damaged = int(measured["attempt"]), int(measured["damaged"])
+        if not measured["records"]:
+            raise StateError(
+                f"metrics.jsonl of attempt {number} is damaged: {counted(damaged, 'line')}, and none can be read",
+                f"{self.where}/run/attempts/{number}/metrics.jsonl",
+                "look at it; a new attempt writes another: dflash-ops deploy --replace --resume",
+            )
+        if damaged:
+            self.note(f"left out of metrics.jsonl: {counted(damaged, 'line')} that cannot be read")
+        if measured["spec"] is None:
+            raise StateError(
+                f"the job of attempt {number}, which was measured, is not there whole", self.where, "deploy again"
+            )
+        self.records = list(measured["records"])
+        self.result.measured_at = number
+        if number != self.attempt:
+            self.config = choice.config_of(from_dict(JobSpec, measured["spec"], "job.json"))
+            self.note(f"measured in attempt {number}: attempt {self.attempt} has told no pace yet")
+
+    # -- what could be
+
+    def model(self, memory: Memory) -> None:
+        """Stage rates, and the table of all splits.
+
+        Raises:
+            PreflightError: too little was measured. UsageError: a device is named twice.
+        """
+        try:
+            self.rates = measure(self.records, self.config)
+            self.result.before = pace_of(self.records)
+        except UsageError as error:
+            raise PreflightError(
+                f"too little was measured in attempt {self.result.measured_at}: {error.what}",
+                f"{self.where}/run/attempts/{self.result.measured_at}/metrics.jsonl",
+                error.next,
+            ) from None
+        self.result.exact = self.rates.exact
+        count = len(choice.pool(self.devices, self.asked.devices))
+        self.result.table = plan(self.rates, count, self.now, memory)
+        self.result.restart_s = self.restart_s()
+        for split in dict.fromkeys(filter(None, (self.now, self.asked.split))):
+            if split.devices != count:
+                self.result.extra = self.row(split, memory)
+        self.result.why = self._why()
+
+    def row(self, split: Split, memory: Memory) -> Row:
+        """One split that the table does not have: fewer devices than there are."""
+        assert self.rates is not None
+        refused = feasible(split, memory)
+        found = None if refused else predict(self.rates, split)
+        return Row(split, found, refused, judge_memory(split, memory))
+
+    def row_of(self, split: Split) -> Row | None:
+        table, extra = self.result.table, self.result.extra
+        rows = [*(table.rows if table is not None else ()), *([extra] if extra is not None else ())]
+        return next((row for row in rows if row.split == split), None)
+
+    def _why(self) -> str:
+        """One sentence: which side limits what runs, and why."""
+        row = self.row_of(self.now)
+        return row.prediction.why if row is not None and row.prediction is not None else ""
+
+    def judge_worth(self) -> None:
+        """Whether going to the best split pays within the horizon: `result.worth`."""
+        table, cost = self.result.table, self.result.restart_s
+        assert table is not None
+        if self.row_of(self.now) is None or self.now.devices != table.devices:
+            raise UsageError(
+                f"{self.now} runs, and {table.devices} devices may be divided: --auto compares splits of as many",
+                "--auto --devices",
+                f"name {self.now.devices} devices, or the split itself: --targets {table.best.targets} "
+                f"--drafters {table.best.drafters}",
+            )
+        self.result.worth = worth(table, self.now, cost if cost is not None else RESTART_S, self.asked.horizon_s)
+
+    def restart_s(self) -> float:
+        """Seconds without training that a restart costs: what earlier ones took, from the stop to the first record."""
+        loads = [s["load_s"] for s in self.said["starts"] if s["load_s"] is not None]
+        stops = [s["stop_s"] for s in self.said["starts"] if s["stop_s"] is not None]
+        if not loads:
+            self.note(f"what a restart costs is not known here: {duration(RESTART_S)} are assumed")
+            return RESTART_S
+        return float(statistics.median(loads) + (statistics.median(stops) if stops else 0.0))
+
+    def memory(self) -> Memory:
+        """What each kind of worker takes, as the trainer's own check says, and what the devices have."""
+        pool = choice.pool(self.devices, self.asked.devices)
+        with self.stages.stage("memory", "asking the trainer what a worker takes") as stage:
+            name = "run.toml" if "run.toml" in self.spec.files else "run.json"
+            # "fresh": what is asked needs no checkpoint, and hashing one would take minutes
+            request = {**to_dict(self.request(self.spec, self.devices)), "begin": "fresh", "needs_only": name}
+            said = self.ask("preflight", request, deadline=CHECK_S)["needs"]
+            wanted = {int(d.partition(":")[2]) for d in pool if d.startswith("cuda:")}
+            totals = {int(g["index"]): int(g["total"]) for g in self.said["gpus"]}
+            sizes = [totals[n] for n in wanted if n in totals]
+            slots = int(ring) if (ring := (self.config.get("ring") or {}).get("slots")) else 2 * self.now.devices
+            whole = len(sizes) == len(wanted) == len(pool)
+            target, drafter = said.get("target_bytes_per_worker"), said.get("drafter_bytes_per_worker")
+            stage.done("known" if target and drafter else "not known: it is judged before a start, by preflight")
+        return Memory(
+            target=target,
+            drafter=drafter,
+            slot=int(said["ring_bytes"]) // slots if said.get("ring_bytes") else None,
+            average=said.get("average_bytes"),
+            device=min(sizes) if whole and sizes else None,
+            features=self.features,
+            devices=len(pool),
+        )
+
+    def request(self, spec: JobSpec, devices: Devices) -> Request:
+        """What preflight and gate are asked of a split."""
+        return Request(
+            spec=spec,
+            interpreter=spec.argv[0],
+            bundled=True,
+            config_toml=spec.files.get("run.toml", "") or spec.files.get("run.json", ""),
+            config_json=spec.files.get("run.json", ""),
+            devices=devices.all,
+            targets=len(devices.target),
+            requires=dict(job_specs.REQUIRES),
+            begin="resume",
+            pid=self.said["launcher"],
+            touch=not self.asked.plan,
+        )
+
+    def must_run(self) -> None:
+        """Only a job that makes steps is rebalanced: there is something to compare with, and something to save.
+
+        Raises:
+            PreflightError: it does not. JobBusy: somebody else acts on it.
+        """
+        switch, lease = self.said["switch"], self.said["lease"]
+        if switch is not None and switch["alive"]:
+            raise JobBusy(
+                f"another change of the split is at work: {switch.get('phase')}",
+                f"{self.where}/run/switch.json",
+                "wait until it is done: dflash-ops status",
+            )
+        if lease is not None:
+            raise JobBusy(
+                f"{lease['owner']} (pid {lease['pid']}) acts on this job",
+                f"{self.where}/run/lease",
+                "wait until it is done (dflash-ops status), then try again",
+            )
+        state = self.snapshot.state if self.snapshot is not None else State.UNKNOWN
+        if state in (State.STEPPING, State.SLOW) and self.result.measured_at == self.attempt:
+            return
+        if state in LIVE_STATES:
+            raise PreflightError(
+                f"attempt {self.attempt} is {state.value}: it has to make steps before anything can be compared",
+                self.where,
+                "wait: dflash-ops status --watch" if state is not State.HUNG else "dflash-ops triage --job",
+            )
+        cut = ""
+        if (
+            switch is not None
+            and switch.get("phase") in ("stopping", "starting")
+            and switch.get("attempt") == self.attempt
+        ):
+            cut = "; a change of its split was cut off after the stop"
+        raise PreflightError(
+            f"job {self.job.name} does not run (attempt {self.attempt} is {state.value}){cut}: nothing to stop, and "
+            "nothing to compare with",
+            self.where,
+            self._deploy(" --resume" + self._gpus()),
+        )
+
+    def _gpus(self) -> str:
+        """Options of deploy for the split that was asked for, where it can be meant."""
+        if self.asked.split is None:
+            return ""
+        try:
+            devices = choice.choose(
+                choice.pool(self.devices, self.asked.devices), self.asked.split, features=self.features
+            )
+        except DflashError:
+            return ""
+        return f" --target-gpus {','.join(devices.target)} --drafter-gpus {','.join(devices.drafter)}"
+
+    def _deploy(self, options: str) -> str:
+        return f"dflash-ops deploy {self.job.name}{options}"
+
+    def pace_text(self) -> str:
+        before = self.result.before
+        return f"{ktok(before.block_tok_s)} Ktok/s" if before is not None else "a pace that is not known"
