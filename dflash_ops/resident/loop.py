@@ -227,16 +227,16 @@ class Loop:
     def _keep_curves(self) -> None:
         """For `follow`, and for the loop after this one."""
         found = self._watcher.course
-        now = time.monotonic()
-        if found is None or now - self._curves_t < CURVES_EVERY or (found[0], found[1].changed) == self._curves:
+        if found is None or not found[1].changed or time.monotonic() - self._curves_t < CURVES_EVERY:
             return
         number, course = found
-        self._curves, self._curves_t = (number, course.changed), now
-        if course.changed:
-            try:
-                write_atomic(self._layout.curves, dumps(course.keep(number)).encode() + b"\n", sync=False)
-            except OSError as error:
-                self._tell(f"curves: {error}")  # a full disk costs them, and nothing else
+        if self._curves == (number, course.changed):
+            return
+        self._curves, self._curves_t = (number, course.changed), time.monotonic()
+        try:
+            write_atomic(self._layout.curves, dumps(course.keep(number)).encode() + b"\n", sync=False)
+        except OSError as error:
+            self._tell(f"curves: {error}")  # a full disk costs them, and nothing else
 
     def _hold(self, snapshot: Snapshot) -> None:
         """Be woken when the launcher ends."""

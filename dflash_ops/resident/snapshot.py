@@ -127,5 +127,5 @@ def _stamp(path: Path) -> object:
 def _print(snapshot: Snapshot, now: float | None = None) -> None:
     """`now`: the clock when it was said, for who must know how old it is."""
     text = dumps(snapshot)
-    sys.stdout.write((text if now is None else f'{text[:-1]},"now":{now:.3f}}}') + "\n")
+    sys.stdout.write((text if now is None else f'{text[:-1]},"now":{now!r}}}') + "\n")
     sys.stdout.flush()
