@@ -12,6 +12,7 @@ EXAMPLES: Mapping[str, str] = {
     "status": "dflash-ops status main --watch",
     "logs": "dflash-ops logs main -f --worker drafter0",
     "stop": "dflash-ops stop main --grace 120 --reason 'the room is cooled again on Monday'",
+    "rebalance": "dflash-ops rebalance main --plan",
     "releases": "dflash-ops releases main",
     "rollback": "dflash-ops rollback main --plan",
     "checkpoints list": "dflash-ops checkpoints list main",

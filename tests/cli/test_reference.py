@@ -38,7 +38,7 @@ def test_each_command_has_one_example_and_no_example_is_left_over() -> None:
     for name, entry in COMMANDS.items():
         below = getattr(load_command(name, entry), "commands", None)
         there |= {name} if below is None else {f"{name} {inner}" for inner in below}
-    assert set(EXAMPLES) == there, "dflash_ops/cli/examples.py"
+    assert set(EXAMPLES) == there, "each command has one line in dflash_ops/cli/examples.py; then `make docs`"
     for name, line in EXAMPLES.items():
         assert line.startswith(f"dflash-ops {name}")
 
