@@ -1,4 +1,4 @@
-"""`follow` beside a real job: what is new is in its lines, and it goes on whatever becomes of the loop or the reader."""
+"""`follow` beside a real job: its lines tell what is new, and go on whatever becomes of the loop or the reader."""
 
 from __future__ import annotations
 
