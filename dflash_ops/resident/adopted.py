@@ -13,11 +13,12 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from dflash_ops.contracts import (
+    LIVE_STATES,
     Layout,
     Limits,
     Process,
@@ -28,9 +29,10 @@ from dflash_ops.contracts import (
     dumps,
     from_dict,
 )
-from dflash_ops.errors import JobBusy, StateError, UsageError
+from dflash_ops.errors import DflashError, JobBusy, StateError, UsageError
 from dflash_ops.resident import proc
 from dflash_ops.resident.answer import say
+from dflash_ops.resident.cards import Cards
 from dflash_ops.resident.files import load, read_tail, write_atomic
 from dflash_ops.resident.pane import ANSI, TAIL, PaneSeen, capture, choose, foreground, panes_of, pattern_of, pipe
 from dflash_ops.resident.tmux import Tmux, TmuxSilent, clean_environment
@@ -106,13 +108,18 @@ def follow_main(args: list[str]) -> int:
     options = parser.parse_args(args)
     layout = Layout(options.root.absolute())
     clean_environment()
-    while True:
-        snapshot = look(layout)
-        sys.stdout.write(dumps(snapshot) + "\n")
-        sys.stdout.flush()
-        if snapshot.state in (State.CRASHED, State.FINISHED, State.STOPPED) and not options.forever:
-            return 0
-        time.sleep(POLL_S)
+    cards = Cards()
+    try:
+        while True:
+            snapshot = look(layout)
+            gpus, note = cards.look(trainer_of(layout), trains=snapshot.state in LIVE_STATES)
+            sys.stdout.write(dumps(replace(snapshot, gpus=gpus, gpus_note=note)) + "\n")
+            sys.stdout.flush()
+            if snapshot.state in (State.CRASHED, State.FINISHED, State.STOPPED) and not options.forever:
+                return 0
+            time.sleep(POLL_S)
+    finally:
+        cards.close()
 
 
 def stop_main(args: list[str]) -> int:
@@ -260,6 +267,15 @@ def look(layout: Layout) -> Snapshot:
     )
 
 
+def trainer_of(layout: Layout) -> Process | None:
+    """The trainer as the last look knew it."""
+    try:
+        last = load(Last, layout.run / "adopted.last.json")
+    except (OSError, DflashError):
+        return None  # it only names who holds GPU memory
+    return last.trainer if last is not None else None
+
+
 def hash_of(lines: list[str]) -> int:
     """A number that changes with the text."""
     import zlib
@@ -326,8 +342,6 @@ def stop(layout: Layout, grace_s: float) -> dict[str, Any]:
     trainer = last.trainer if last is not None else None
     already = trainer is None or not proc.alive(trainer)
     if trainer is not None and not already and last is not None:
-        from dataclasses import replace
-
         write_atomic(layout.run / "adopted.last.json", dumps(replace(last, stop_t=time.time())).encode() + b"\n")
         proc.send(trainer, signal.SIGTERM)
         end = time.monotonic() + grace_s

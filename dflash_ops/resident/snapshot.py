@@ -43,19 +43,23 @@ def take(layout: Layout, watcher: Watcher | None = None) -> Snapshot:
     watcher = watcher or Watcher(layout, daemon.last_snapshot(layout))
     record = daemon.running(layout)
     if record is not None:
-        snapshot = watcher.look(ResidentInfo(True, record.pid, record.start, record.version))
+        snapshot = _look(watcher, ResidentInfo(True, record.pid, record.start, record.version))
         last = daemon.last_snapshot(layout)
         late = time.time() - max(record.t, last.t if last is not None else 0.0)
         if late > 2 * FRESH_S:
             text = f"the resident's loop has written nothing for {late:.0f} s; see run/resident.log"
             return replace(snapshot, warnings=(*snapshot.warnings, text))
         return snapshot
-    snapshot = watcher.look(ResidentInfo(False))
+    snapshot = _look(watcher, ResidentInfo(False))
     if snapshot.state not in LIVE_STATES and not wanted(layout, snapshot, watcher.attempt):
         return snapshot
     revived = daemon.ensure(layout)
     text = "the resident's loop was down" + (" and was started again" if revived else "; see run/resident.log")
     return replace(snapshot, warnings=(*snapshot.warnings, text))
+
+
+def _look(watcher: Watcher, resident: ResidentInfo) -> Snapshot:
+    return replace(watcher.look(resident), gpus_note="nvidia-smi is asked only while the resident's loop runs")
 
 
 def follow_main(args: list[str]) -> int:

@@ -17,8 +17,13 @@ from typing import Any
 
 import jsonschema
 import pytest
+from smi import Smi
 
+from dflash_ops.cli.adopted import client_of
 from dflash_ops.cli.main import run
+from dflash_ops.contracts import LIVE_STATES
+from dflash_ops.fleet.follow import Look, Watch
+from dflash_ops.hosts.factory import open_host
 from dflash_ops.inventory import load
 
 SCHEMAS = Path(__file__).resolve().parents[2] / "docs/schemas"
@@ -226,6 +231,39 @@ def test_a_trainer_that_outlives_its_session_and_one_that_is_killed(there: Sessi
     dead = there.until(lambda s: s["state"] != "stepping")
     assert dead["state"] == "unknown"
     assert "nothing in the pane tells how" in dead["detail"]
+
+
+def test_the_stream_of_the_watch(there: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cards too, and it goes on when the trainer has ended."""
+    smi = Smi(there.folder / "bin")
+    monkeypatch.setenv("PATH", f"{smi.folder}:{os.environ['PATH']}")
+    there.start(PYTHON, "train.py", "1", "100000")
+    assert there.adopt().code == 0
+    smi.holders = [("GPU-0", there.trainer, "9", "python")]
+    smi.write()
+    inventory = load(there.inventory)
+    one = inventory.job("dflash")
+    client = client_of(open_host(inventory, one.host), one, PYTHON)
+
+    def until(true: Callable[[Look], object]) -> Look:
+        end = time.monotonic() + 30
+        while not true(look := watch.looks()["it"]):
+            assert time.monotonic() < end, look
+            watch.wait(0.5)
+        return look
+
+    def holders(look: Look) -> list[str | None]:
+        gpus = look.seen.snapshot.gpus if look.seen is not None else ()
+        return [holder.worker for gpu in gpus for holder in gpu.holders or ()]
+
+    with Watch({"it": client}) as watch:
+        assert until(holders).link == "live"
+        assert holders(watch.looks()["it"]) == ["launcher"]
+        os.kill(there.trainer, signal.SIGKILL)
+        ended = until(lambda look: look.seen is not None and look.seen.snapshot.state not in LIVE_STATES)
+        assert ended.seen is not None
+        t = ended.seen.snapshot.t
+        assert until(lambda look: look.seen is not None and look.seen.snapshot.t > t + 1).link == "live"
 
 
 def test_somebody_elses_pipe_stays_theirs(there: Session) -> None:

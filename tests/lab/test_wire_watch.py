@@ -82,3 +82,10 @@ def test_a_link_that_goes_is_said_and_the_stream_comes_back(job: Job, lab: Lab) 
             begun = time.monotonic()
         assert time.monotonic() - begun < 1
     only(lab, 0)
+    begun = time.monotonic()
+    with lab.faults.drop("pve1"), Hosts(inventory) as hosts:
+        with Watch({"wire": client_of(hosts[one.host], one, inventory.host_of(one).python)}) as watch:
+            watch.wait(0.5)
+            assert watch.looks()["wire"].link == "connecting"
+        hosts.close()
+        assert time.monotonic() - begun < 2.5, "a connection that is being made holds nobody"
