@@ -60,6 +60,8 @@ class Rebalance(Turning):
         self.model(self.memory())
         if self.asked.plan:
             self.result.outcome = "planned"
+            if begun is not None:
+                self.note(f"{self.now} was begun by a rebalance that never measured it; {self.again()}")
             return self.result
         if self.asked.auto:
             self.judge_worth()
@@ -116,8 +118,7 @@ class Rebalance(Turning):
             return None
         to = events[0]["data"].get("to") or {}
         mine = Split(to.get("targets", -1), to.get("drafters", -1)) == self.now == (self.asked.split or self.now)
-        wanted = self.asked.split is not None or self.asked.auto
-        return events[0] if mine and wanted and self.attempt > (events[0]["attempt"] or 0) else None
+        return events[0] if mine and self.attempt > (events[0]["attempt"] or 0) else None
 
     # -- applying
 
@@ -290,7 +291,8 @@ class Rebalance(Turning):
         if again is not None:
             text = f"WENT BACK to {frm}, but attempt {number} crashed too: {again.what}"
         self.stages.note(text)
-        done = WentBack(f"{failed.what}\n{text}", failed.where or self.where, failed.next or "see: --plan")
+        advice = f"the other splits: dflash-ops rebalance {shlex.quote(self.job.name)} --plan"
+        done = WentBack(f"{failed.what}\n{text}", failed.where or self.where, advice)
         done.result = self.result.to_json()
         raise done
 

@@ -163,7 +163,8 @@ class Turning(Looking):
         answer: dict[str, Any] = {}
         with self.stages.stage("stop", f"{frm}: save and stop attempt {expect}, up to {grace:g} s") as stage:
             answer = _until_starting(said)
-            self.result.stopped = answer.get("stopped")
+            if not going_back:
+                self.result.stopped = answer.get("stopped")
             stage.done(stopped_text(answer["stopped"]) if answer.get("stopped") else "stopped")
         with self.stages.stage("start", f"starting {to}, the same release and checkpoint") as stage:
             for line in said:

@@ -246,7 +246,7 @@ def _switch(layout: Layout, request: dict[str, Any], told: Told, held: lease.Lea
             str(layout.root),
             "there is nothing left to train",
         )
-    if (stopped["exit"] or {}).get("rc") != SAVED:
+    if not stopped["already"] and (stopped["exit"] or {}).get("rc") != SAVED:
         how = "it was ended by force" if stopped["escalated"] else f"it ended otherwise: {stopped['detail']}"
         warnings.append(f"it did not save at its stop ({how}): the new start goes on from the checkpoint before")
     aside = _aside(layout, request, reason, actor)

@@ -88,6 +88,7 @@ while step < 9999:
     print(f"dflash step={{step}}/9999 epoch=0 loss={{4.0 / step:.4f}} block_tok_s={{got * BLOCK:.0f}}", flush=True)
     if stop:
         print("dflash event=stop_requested signal=SIGTERM", flush=True)
+        time.sleep(float(open(here + "/slow_stop").read()) if os.path.exists(here + "/slow_stop") else 0.0)
         save()
         note("ends", step=step, batches=batches, split=split)
         sys.exit(3)
@@ -119,8 +120,11 @@ def rates_of(records, config):  # type: ignore[no-untyped-def]
     from statistics import mean
 
     from dflash_ops.balance import Split, StageRates, Timing
+    from dflash_ops.errors import UsageError
 
     workers, rows = config["workers"], list(records)[2:]
+    if len(rows) < 3:
+        raise UsageError("too few")
     split = Split(len(workers["target_devices"]), len(workers["drafter_devices"]))
     rate = mean(r["block_tok_s"] for r in rows) / BLOCK
     busy = [mean(r["workers"][name]["compute"] for r in rows) for name in ("target0", "drafter0")]
