@@ -29,6 +29,9 @@ from dflash_ops.view.watch_seen import blind
 #: Seconds between two looks at what there is to draw.
 TICK_S = 0.5
 
+#: Seconds that a new size has to settle: who drags a window's edge sends many.
+SETTLE_S = 0.02
+
 #: A job's number, and the rank of one of its machines.
 Key = tuple[int, int]
 
@@ -73,6 +76,7 @@ class Screen:
     place: Place = Place.JOBS
     chosen: int = 0
     over: bool = False
+    helping: bool = False
     _reading: watch_pages.Reading | None = None
     _behind: Place = Place.JOBS
     _frozen: tuple[float, Sequence[Watched]] | None = None
@@ -87,20 +91,18 @@ class Screen:
         Args:
             known: what is known now; a pause keeps it on the screen.
         """
-        page = self._reading if self.place is Place.PAGE else None
-        if key == "q" and self.place not in (Place.PAGE, Place.HELP):
+        if key == "?" or (self.helping and key in ("q", "esc")):
+            self.helping = not self.helping
+        elif key == "p":
+            self._frozen = None if self._frozen is not None else (self.clock(), list(known))
+        elif self.helping:
+            return
+        elif key == "q" and self.place is not Place.PAGE:
             self.over = True
         elif key in ("q", "esc"):
             self._back()
-        elif key == "?":
-            self._behind = self._behind if self.place in (Place.PAGE, Place.HELP) else self.place
-            self.place = Place.HELP
-        elif key == "p":
-            self._frozen = None if self._frozen is not None else (self.clock(), list(known))
-        elif page is not None:
-            self._scroll(page, key)
-        elif self.place is Place.HELP:
-            return
+        elif self.place is Place.PAGE and self._reading is not None:
+            self._scroll(self._reading, key)
         elif key in ("up", "down") and len(self.jobs) > 1:
             self.chosen = (self.chosen + (1 if key == "down" else -1)) % len(self.jobs)
         elif key in ("home", "end"):
@@ -114,7 +116,7 @@ class Screen:
             self.place = Place.PAGE
 
     def _back(self) -> None:
-        if self.place is Place.PAGE or self.place is Place.HELP:
+        if self.place is Place.PAGE:
             self.place, self._reading = self._behind, None
         elif len(self.jobs) > 1:
             self.place = Place.JOBS
@@ -137,7 +139,7 @@ class Screen:
         self._size = width, height
         paused = self.clock() - self._frozen[0] if self._frozen is not None else None
         page = self._reading.page() if self._reading is not None else None
-        return Choice(self.place, self.chosen, page, paused, self.keys)
+        return Choice(Place.HELP if self.helping else self.place, self.chosen, page, paused, self.keys)
 
     def shown(self, known: Sequence[Watched]) -> Sequence[Watched]:
         """What is to be drawn: what is known, or what was when the pause began."""
@@ -172,13 +174,13 @@ def run(loaded: Inventory, jobs: Sequence[Job], clients: Sequence[Sequence[JobCl
     with Watch(streams, ends=until_end) as watch:
         with terminal:
             _loop(screen, terminal, watch, jobs, Painter(80, 24, colour), until_end=until_end)
-        known = _known(watch, jobs)
-    if terminal.ended is not None:
-        signal.signal(terminal.ended, signal.SIG_DFL)
-        os.kill(os.getpid(), terminal.ended)
+        if terminal.ended is not None:
+            signal.signal(terminal.ended, signal.SIG_DFL)
+            os.kill(os.getpid(), terminal.ended)
+        code = _farewell(_known(watch, jobs), jobs)
     if screen.over and until_end:
         raise KeyboardInterrupt
-    return _farewell(known, jobs, until_end=until_end)
+    return code if until_end else 0
 
 
 def _loop(
@@ -187,6 +189,7 @@ def _loop(
     """Draw, wait for a key or the next tick, until it is over."""
     while terminal.ended is None and not screen.over:
         if terminal.resized:
+            time.sleep(SETTLE_S)
             terminal.resized = False
             painter.resize(*terminal.size())
         screen.keys = terminal.keys
@@ -214,8 +217,8 @@ def _known(watch: Watch[Key], jobs: Sequence[Job]) -> list[Watched]:
     return [watched(job, [looks[n, rank] for rank in range(len(job.parts))], now) for n, job in enumerate(jobs)]
 
 
-def _farewell(known: Sequence[Watched], jobs: Sequence[Job], *, until_end: bool) -> int:
-    """What was known last stays on the person's own screen: one line a job."""
+def _farewell(known: Sequence[Watched], jobs: Sequence[Job]) -> int:
+    """What was known last stays on the person's own screen: one line a job. 1 where one crashed or was not deployed."""
     from dflash_ops.cli.live import ENDS
     from dflash_ops.view.nodes import lines
     from dflash_ops.view.status import line
@@ -227,6 +230,6 @@ def _farewell(known: Sequence[Watched], jobs: Sequence[Job], *, until_end: bool)
             code = 1
             continue
         whole = one.nodes[0]
-        print(lines(one.nodes) if job.nodes else line(whole.snapshot, whole.now))
+        print(lines(one.nodes) if job.nodes else line(whole.snapshot, whole.now), flush=True)
         code = max([code, *(ENDS.get(n.snapshot.state, 1) for n in one.nodes)])
-    return code if until_end else 0
+    return code

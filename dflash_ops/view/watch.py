@@ -7,7 +7,7 @@ many and as long as the screen has. docs/watch.md says what each line means.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from rich.text import Text
@@ -16,9 +16,9 @@ from dflash_ops.view import watch_job, watch_jobs
 from dflash_ops.view.text import age, duration
 from dflash_ops.view.watch_draw import ASCII, DIM, UNICODE, Pen, cut, fitted, folded
 from dflash_ops.view.watch_fit import filled
-from dflash_ops.view.watch_seen import Link, Watched, later
+from dflash_ops.view.watch_seen import Link, Watched
 
-__all__ = ["ASCII", "UNICODE", "Choice", "Link", "Page", "Pen", "Place", "Watched", "frame", "later", "page_rows"]
+__all__ = ["ASCII", "UNICODE", "Choice", "Link", "Page", "Pen", "Place", "Watched", "frame", "page_rows"]
 
 
 class Place(Enum):
@@ -56,7 +56,6 @@ class Choice:
     page: Page | None = None
     paused_s: float | None = None
     keys: bool = True
-    said: str = field(default="")
 
 
 HELP = (
@@ -132,25 +131,28 @@ def _page(page: Page, width: int, height: int, pen: Pen) -> list[Text]:
 def _foot(jobs: Sequence[Watched], choice: Choice, width: int, pen: Pen) -> Text:
     """Keys on the left, how old it is on the right; where there is no room the keys go."""
     told = _age(jobs, choice, pen)
-    keys = choice.said or (
-        _keys(jobs, choice) if choice.keys else "Ctrl-C leaves; no keys: standard input is no terminal"
-    )
     room = width - told.cell_len - 2
     if room < 6:
         return fitted(told, width, pen)
-    if len(keys) > room and not choice.said:
-        keys = "? help  q quit" if room >= 14 else "? help"
+    keys = _keys(jobs, choice, room)
     return Text.assemble(fitted(Text(cut(keys, room, pen), DIM), room, pen), "  ", told)
 
 
-def _keys(jobs: Sequence[Watched], choice: Choice) -> str:
+def _keys(jobs: Sequence[Watched], choice: Choice, room: int) -> str:
+    """The keys that do something here, as many as have room; help is the last to go."""
+    if not choice.keys:
+        return "Ctrl-C leaves (no keys: standard input is no terminal)"
     if choice.place is Place.HELP:
-        return "Esc back  q quit"
-    if choice.place is Place.PAGE:
-        return "Esc back  up/down PgUp/PgDn scroll  r read again  q back"
-    up = "  up/down job" if len(jobs) > 1 else ""
-    opens = "  Enter open" if choice.place is Place.JOBS else "  Esc all" if len(jobs) > 1 else ""
-    return f"q quit{up}{opens}  l logs  t triage  p pause  ? help"
+        said = ["Esc back"]
+    elif choice.place is Place.PAGE:
+        said = ["Esc back", "PgUp/PgDn scroll", "r read again", "p pause", "? help"]
+    else:
+        said = ["q quit", "up/down job"] if len(jobs) > 1 else ["q quit"]
+        said += ["Enter open"] if choice.place is Place.JOBS else ["Esc all jobs"] if len(jobs) > 1 else []
+        said += ["l log", "t triage", "p pause", "? help"]
+    while len(said) > 1 and len("  ".join(said)) > room:
+        said.pop(-2)
+    return "  ".join(said)
 
 
 def _age(jobs: Sequence[Watched], choice: Choice, pen: Pen) -> Text:

@@ -11,8 +11,8 @@ from dflash_ops.contracts import Progress, Snapshot
 from dflash_ops.view.watch_draw import DIM, Pen, chart, ktok, number, sparkline
 from dflash_ops.view.watch_fit import Block, Form, block
 
-#: Lines of a curve on a screen that has room for it.
-TALL = 5
+#: Lines of a curve on a screen that has room for it, and values from which on it is worth them.
+TALL, WORTH = 5, 12
 
 _LABEL = 9
 
@@ -68,7 +68,7 @@ def _drawn(head: Text, curve: Sequence[float], say: object, width: int, pen: Pen
         line.append(ends, DIM)
     forms: list[Form] = []
     cells = width - _LABEL - 9
-    if cells >= 40:
+    if cells >= 40 and len(finite) >= WORTH:
         tall = [head.copy()]
         tall[0].append(f"   {low} to {high} over this attempt", DIM)
         for n, drawn in enumerate(chart(curve, cells, TALL, pen)):

@@ -93,9 +93,7 @@ def sparkline(values: Sequence[float], width: int, pen: Pen, style: str = "cyan"
     known = [v for v in cells if v is not None]
     low, high = (min(known), max(known)) if known else (0.0, 0.0)
     top = len(pen.levels) - 1
-    drawn = "".join(
-        " " if v is None else pen.levels[round((v - low) / (high - low) * top) if high > low else 0] for v in cells
-    )
+    drawn = "".join(" " if v is None else pen.levels[round(_share(v, low, high) * top)] for v in cells)
     return Text(drawn.ljust(width), style)
 
 
@@ -105,9 +103,7 @@ def chart(values: Sequence[float], width: int, rows: int, pen: Pen, style: str =
     known = [v for v in cells if v is not None]
     low, high = (min(known), max(known)) if known else (0.0, 0.0)
     steps = len(pen.levels)
-    heights = [
-        0 if v is None else 1 + round((v - low) / (high - low) * (rows * steps - 1)) if high > low else 1 for v in cells
-    ]
+    heights = [0 if v is None else 1 + round(_share(v, low, high) * (rows * steps - 1)) for v in cells]
     lines = []
     for row in reversed(range(rows)):
         drawn = "".join(
@@ -121,6 +117,11 @@ def _parts(values: Sequence[float], width: int) -> list[Sequence[float]]:
     """`values` in at most `width` neighbouring groups, none empty."""
     count = min(width, len(values))
     return [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]
+
+
+def _share(value: float, low: float, high: float) -> float:
+    """Where between `low` and `high`; 0 where these are one. Halves, so that no difference is beyond a float."""
+    return (value / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.0
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from dflash_ops.contracts import Progress, Snapshot, State
+from dflash_ops.contracts import LIVE_STATES, Progress, Snapshot, State
 from dflash_ops.view.nodes import WORST, NodeSeen
 from dflash_ops.view.status import STYLES, event_text, next_step
 from dflash_ops.view.text import age, duration, size
@@ -51,32 +51,35 @@ def row(label: str, *value: Text | str | tuple[str, str]) -> Text:
     return Text.assemble((f"{label:<{LABEL}}", DIM), *value)
 
 
-def state_text(s: Snapshot, pen: Pen) -> Text:
-    return Text(f"{pen.states[s.state]} {s.state.value}", STYLES[s.state][1])
+def state_text(state: State, pen: Pen) -> Text:
+    return Text(f"{pen.states[state]} {state.value}", STYLES[state][1])
 
 
-def link_text(job: Watched, pen: Pen, width: int = 1000) -> Text:
-    """That the link is lost, since when, how often it was tried, and what was said."""
+def link_text(job: Watched, pen: Pen, width: int) -> list[Text]:
+    """That the link is lost, since when, how often it was tried, how old this is; and what was said."""
     lost = job.link.lost_s
     if lost is None:
-        return Text()
+        return []
     tried = f", tried {job.link.tries} times" if job.link.tries > 1 else ""
-    shown = f"; this is {age(job.age_s)} old" if job.nodes and job.age_s > 1 else ""
-    said = f"LINK LOST {duration(lost)} ago{tried}{shown}"
-    why = f": {tame(job.link.why, pen)}" if job.link.why else ""
-    return Text(cut(said + why, width, pen), "bold magenta")
+    shown = f"; what is shown is {age(job.age_s)} old" if job.nodes else ""
+    lines = [Text(cut(f"LINK LOST {duration(lost)} ago{tried}{shown}", width, pen), "bold magenta")]
+    if job.link.why:
+        lines.append(Text(cut(tame(job.link.why, pen), width, pen), "magenta"))
+    return lines
 
 
 def _blocks(job: Watched, width: int, whole_width: int, pen: Pen) -> Iterator[Block]:
     seen = job.whole
     if job.link.lost_s is not None:
-        yield block((ALWAYS, [link_text(job, pen, whole_width)]), stays=True, column=0)
-    if job.fault:
-        lines = [Text(x, "bold red") for x in folded(tame(job.fault, pen), whole_width, 3, pen)]
-        yield block((10, lines), (ALWAYS, lines[:1]), stays=True, column=0)
+        lines = link_text(job, pen, whole_width)
+        yield block((93, lines), (ALWAYS, lines[:1]), stays=True, column=0)
     if seen is None:
-        said = "" if job.fault or job.link.lost_s is not None else f"asking {tame(job.host, pen)} ..."
-        title = Text.assemble((tame(job.name, pen), "bold"), "  ", said)
+        title = Text.assemble((cut(tame(job.name, pen), max(8, whole_width - 34), pen), "bold"), "  ")
+        if job.link.lost_s is not None:
+            title.append_text(state_text(State.UNREACHABLE, pen)).append(f"  {duration(job.link.lost_s)}")
+            title.append(f"   on {tame(job.host, pen)}", DIM)
+        else:
+            title.append(f"asking {tame(job.host, pen)} ...")
         yield block((ALWAYS, [title]), stays=True, column=0)
         return
     s, now = seen.snapshot, seen.now
@@ -98,7 +101,7 @@ def _blocks(job: Watched, width: int, whole_width: int, pen: Pen) -> Iterator[Bl
 def _head(job: Watched, s: Snapshot, now: float, width: int, pen: Pen) -> Iterator[Block]:
     """The title: what it is and how it is; the rest of it where there is room."""
     name = cut(tame(s.job, pen), max(8, width - 34), pen)
-    title = Text.assemble((name, "bold"), "  ", state_text(s, pen), f"  {duration(now - s.since)}")
+    title = Text.assemble((name, "bold"), "  ", state_text(s.state, pen), f"  {duration(now - s.since)}")
     more = [f"attempt {s.attempt}" if s.attempt is not None else ""]
     more += [f"life {s.life}" if s.life else "", f"on {tame(job.host, pen)}"]
     more += [f"release {tame(s.release, pen)[:12]}" if s.release else ""]
@@ -119,8 +122,9 @@ def _said_elsewhere(s: Snapshot) -> bool:
     """Whether another line says what the detail says: how it ended, the step, or the stage."""
     if s.exit is not None:
         return s.exit.describe() in s.detail
+    stepping = s.progress is not None and s.progress.step is not None
     if s.state is State.STEPPING:
-        return s.progress is not None and s.progress.step is not None
+        return stepping or (s.stage is not None and s.stage.name == "stepping")
     return s.state in (State.LOADING, State.COMPILING) and s.stage is not None
 
 
@@ -211,7 +215,8 @@ def _step(p: Progress, s: Snapshot, width: int, pen: Pen) -> Text:
     if not p.total:
         return Text(f"{p.step:>8}")
     count = f"{p.step:>{len(str(p.total))}}/{p.total}"
-    eta = "" if s.exit is not None or p.eta_s is None else f"  ETA {duration(p.eta_s)}"
+    going = s.exit is None and s.state in LIVE_STATES and s.state is not State.HUNG
+    eta = "" if p.eta_s is None or not going else f"  ETA {duration(p.eta_s)}"
     error = s.rates.get("eta_error_s")
     if eta and error is not None and math.isfinite(error) and width >= 60:
         eta += f" {pen.plus} {duration(error)}"
@@ -227,7 +232,7 @@ def nodes(found: Sequence[NodeSeen], width: int, pen: Pen) -> Block:
         s = n.snapshot
         p = s.progress or Progress(t=s.t)
         line = Text(f"node {n.rank:<4}{cut(tame(n.host, pen), 14, pen):<15}")
-        line.append_text(fitted(state_text(s, pen), 14, pen))
+        line.append_text(fitted(state_text(s.state, pen), 14, pen))
         line.append(f"{duration(n.now - s.since):<11}")
         line.append(f"step {number(p.step, 0, 7, pen)}  loss {number(p.loss, 4, 7, pen)}")
         said = s.exit.describe() if s.exit is not None else s.detail if p.step is None else ""

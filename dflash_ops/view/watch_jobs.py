@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from dflash_ops.contracts import Progress, State
+from dflash_ops.contracts import LIVE_STATES, Progress, State
 from dflash_ops.view.nodes import WORST
 from dflash_ops.view.status import STYLES
 from dflash_ops.view.text import age, duration
-from dflash_ops.view.watch_draw import DIM, Pen, cells, cut, fitted, folded, ktok, number, percent, tame
+from dflash_ops.view.watch_draw import DIM, Pen, cells, cut, fitted, ktok, number, percent, tame
 from dflash_ops.view.watch_fit import filled
 from dflash_ops.view.watch_job import link_text, state_text
 from dflash_ops.view.watch_seen import Watched
@@ -25,7 +25,7 @@ _COLUMNS = {
     "host": ("host", 14, False),
     "state": ("state", 13, False),
     "since": ("since", 10, False),
-    "step": ("step", 13, True),
+    "step": ("step", 11, True),
     "share": ("%", 3, True),
     "loss": ("loss", 7, True),
     "rate": ("Ktok/s", 6, True),
@@ -71,9 +71,9 @@ def _summary(jobs: Sequence[Watched], width: int, pen: Pen) -> Text:
     text = Text(f"{len(jobs)} jobs", "bold")
     for state in WORST:
         if states[state]:
-            text.append(f"   {pen.states[state]} {states[state]} {state.value}", STYLES[state][1])
+            text.append(f"  {pen.states[state]} {states[state]} {state.value}", STYLES[state][1])
     if unseen:
-        text.append(f"   {unseen} not seen yet", DIM)
+        text.append(f"  {unseen} not seen yet", DIM)
     return text
 
 
@@ -84,18 +84,23 @@ def _columns(jobs: Sequence[Watched], width: int, pen: Pen) -> tuple[list[str], 
     left = width - 2 - name
     kept = []
     for key in _ORDER:
-        left -= _COLUMNS[key][1] + 2
+        left -= _COLUMNS[key][1] + _gap(width)
         if left < 0:
             break
         kept.append(key)
     return [key for key in _COLUMNS if key in kept], name
 
 
+def _gap(width: int) -> int:
+    """Cells between two columns."""
+    return 2 if width >= 100 else 1
+
+
 def _heading(columns: Sequence[str], name: int, width: int, pen: Pen) -> Text:
     line = Text("  " + "job".ljust(name), DIM)
     for key in columns:
         head, size, right = _COLUMNS[key]
-        line.append("  " + (head.rjust(size) if right else head.ljust(size)))
+        line.append(" " * _gap(width) + (head.rjust(size) if right else head.ljust(size)))
     if width - line.cell_len >= _DONE:
         line.append("  last")
     return line
@@ -108,14 +113,15 @@ def _row(job: Watched, chosen: bool, columns: Sequence[str], name: int, width: i
     for key in columns:
         _, size, right = _COLUMNS[key]
         value = values.get(key) or Text(pen.dash)
-        line.append("  " + " " * (max(0, size - value.cell_len) if right else 0))
-        line.append_text(fitted(value, max(size - max(0, size - value.cell_len), 0) if right else size, pen))
+        before = max(0, size - value.cell_len) if right else 0
+        line.append(" " * (_gap(width) + before))
+        line.append_text(fitted(value, size - before, pen))
     if (room := width - line.cell_len - 2) >= _DONE - 2:
         line.append(f"  {cut(_last(job, pen), room, pen)}", DIM)
     elif job.old:
         # No column for it: the age takes the end of the line, a number there is old anyhow.
         note = Text(f" {_old(job)}", "bold magenta")
-        line = fitted(line, max(0, width - note.cell_len), pen)
+        line.truncate(max(0, width - note.cell_len), pad=True)
         line.append_text(note)
     return line
 
@@ -124,18 +130,16 @@ def _values(job: Watched, pen: Pen) -> dict[str, Text]:
     seen = job.whole
     host = Text(cut(tame(job.host, pen), _COLUMNS["host"][1], pen))
     if seen is None:
-        return {
-            "host": host,
-            "state": Text("at fault" if job.fault else "asking ...", "bold red" if job.fault else DIM),
-        }
+        asking = Text("asking ...", DIM)
+        return {"host": host, "state": asking if job.link.lost_s is None else state_text(State.UNREACHABLE, pen)}
     s = seen.snapshot
     p = s.progress or Progress(t=s.t)
     step = pen.dash if p.step is None else f"{p.step}/{p.total}" if p.total else str(p.step)
     share = p.step / p.total if p.step is not None and p.total else None
-    over = s.exit is not None or s.state in (State.CRASHED, State.FINISHED, State.STOPPED)
+    over = s.exit is not None or s.state not in LIVE_STATES or s.state is State.HUNG
     return {
         "host": host,
-        "state": state_text(s, pen),
+        "state": state_text(s.state, pen),
         "since": Text(duration(seen.now - s.since)),
         "step": Text(step),
         "share": Text(percent(share, pen)),
@@ -147,13 +151,13 @@ def _values(job: Watched, pen: Pen) -> dict[str, Text]:
 
 def _old(job: Watched) -> str:
     lost = job.link.lost_s
-    return f"{age(max(job.age_s, lost or 0.0))} old"
+    return f"{age(max(job.age_s, lost or 0.0))} old" if job.nodes else f"{age(lost)} lost"
 
 
 def _last(job: Watched, pen: Pen) -> str:
     """The last thing that the supervisor did; before it, how old all this is if it is old."""
     s = job.snapshot
-    said = tame(job.fault, pen) if job.fault else tame(s.deeds[-1], pen) if s is not None and s.deeds else ""
+    said = tame(s.deeds[-1], pen) if s is not None and s.deeds else ""
     if not job.old:
         return said
     lost = "link lost, " if job.link.lost_s is not None else ""
@@ -165,9 +169,7 @@ def _about(job: Watched, width: int, pen: Pen) -> list[Text]:
     name = tame(job.name, pen)
     lines = [Text(cut(f"-- {name} " + "-" * width, width, pen) if pen.ascii else f"── {name} ".ljust(width, "─"), DIM)]
     if job.link.lost_s is not None:
-        lines.append(link_text(job, pen, width))
-    if job.fault:
-        lines += [Text(x, "bold red") for x in folded(tame(job.fault, pen), width, 2, pen)]
+        lines += link_text(job, pen, width)
     s = job.snapshot
     if s is None:
         return lines

@@ -167,7 +167,7 @@ def gpus(cards: Sequence[tuple[str, GpuInfo]], note: str, width: int, pen: Pen) 
 def _card(label: str, g: GpuInfo, width: int, pen: Pen) -> Text:
     bad = bool(g.ecc_uncorrected)
     line = Text.assemble(label, "  ", bar(g.util, 10, pen), " ", _na(g.util, lambda v: percent(v, pen), 3))
-    line.append(f"  {_memory(g, pen)}")
+    line.append(f"  {_memory(g, pen):<9}")
     line.append(f"  {_na(g.temp_c, lambda v: number(v, 0, 3, pen), 3)}")
     line.append(f"  {_power(g, pen)}")
     line.append(f"  {_ecc(g):>5}", "bold red" if bad else "")
@@ -182,7 +182,7 @@ def _card(label: str, g: GpuInfo, width: int, pen: Pen) -> Text:
 
 def _short_card(label: str, g: GpuInfo, pen: Pen) -> Text:
     flags = "".join(("T" if throttled(g) else " ", "E" if g.ecc_uncorrected else " "))
-    line = Text(f"{label} {_na(g.util, lambda v: percent(v, pen), 3)} % {_memory(g, pen)} G")
+    line = Text(f"{label} {_na(g.util, lambda v: percent(v, pen), 3)} % {_memory(g, pen) + ' G':<11}")
     line.append(
         f" {_na(g.temp_c, lambda v: number(v, 0, 3, pen), 3)} C {_na(g.power_w, lambda v: number(v, 0, 4, pen), 4)} W"
     )
@@ -216,7 +216,7 @@ def _na(value: float | None, say: Callable[[float], str], width: int) -> str:
 
 def _memory(g: GpuInfo, pen: Pen) -> str:
     used, total = (_na(v, lambda v: gib(v, pen), 4) for v in (g.mem_used, g.mem_total))
-    return f"{used}/{total.strip():<4}"
+    return f"{used}/{total.strip()}"
 
 
 def _power(g: GpuInfo, pen: Pen) -> str:

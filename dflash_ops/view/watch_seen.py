@@ -13,6 +13,10 @@ from dflash_ops.view.nodes import NodeSeen, joined
 ENDED = frozenset({State.FINISHED, State.STOPPED, State.CRASHED})
 
 
+#: As `FRESH_S`, of a job that was never deployed: it is only looked at every few seconds.
+RARE_S = 15.0
+
+
 @dataclass(frozen=True)
 class Link:
     """The way to a job's machine.
@@ -33,7 +37,6 @@ class Watched:
     Attributes:
         nodes: what was last seen, one for each machine; empty: nothing yet. `now` of each is the time there now.
         several: whether it is a job on several machines.
-        fault: what one of them said that could not be understood.
     """
 
     name: str
@@ -41,7 +44,6 @@ class Watched:
     nodes: Sequence[NodeSeen] = ()
     several: bool = False
     link: Link = Link()
-    fault: str = ""
 
     @property
     def whole(self) -> NodeSeen | None:
@@ -67,7 +69,8 @@ class Watched:
     @property
     def old(self) -> bool:
         """Whether a person should know how old it is. Of what has ended nothing new is to come."""
-        return self.link.lost_s is not None or (self.age_s > FRESH_S and not self.ended)
+        rare = not all(n.deployed for n in self.nodes)
+        return self.link.lost_s is not None or (self.age_s > (RARE_S if rare else FRESH_S) and not self.ended)
 
     @property
     def gpus(self) -> list[tuple[str, GpuInfo]]:
@@ -80,13 +83,6 @@ class Watched:
     def gpus_note(self) -> str:
         notes = {n.snapshot.gpus_note: n.label for n in self.nodes if n.snapshot.gpus_note}
         return "; ".join(f"{label}: {note}" if self.several else note for note, label in notes.items())
-
-
-def later(job: Watched, seconds: float) -> Watched:
-    """The same, so many seconds later: ages grow, and nothing new was seen."""
-    nodes = tuple(replace(n, now=n.now + seconds) for n in job.nodes)
-    link = replace(job.link, lost_s=job.link.lost_s + seconds) if job.link.lost_s is not None else job.link
-    return replace(job, nodes=nodes, link=link)
 
 
 def blind(node: NodeSeen, lost_s: float) -> NodeSeen:
