@@ -33,6 +33,10 @@ PAUSES_S = (1.0, 2.0, 4.0, 8.0, 12.5)
 #: Seconds before the next try where the machine refused us: a guard there may count them.
 REFUSED_S = 60.0
 
+#: Seconds for the first look of a connection, and of one that was not said to be lost: with ASK_S that is under the
+#: 15 s in which it must be.
+ASK_FIRST_S, FIRST_S = 20.0, 9.5
+
 #: Seconds between looks at a job that was never deployed, or whose resident ends the stream with the job.
 ASK_S = 5.0
 
@@ -167,7 +171,7 @@ class Stream:
             return self._lost(error)
 
     def _listen(self) -> float | None:
-        first = self._client.seen()
+        first = self._client.seen(deadline=FIRST_S if self._known.link == "live" else ASK_FIRST_S)
         self._heard(first)
         if not first.deployed or (self._ends and first.snapshot.state in ENDS):
             return self._over_or(ASK_S)

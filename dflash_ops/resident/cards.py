@@ -26,6 +26,9 @@ PATIENCE_S = 20.0
 #: Seconds after which numbers are too old to be shown.
 OLD_S = 60.0
 
+#: Characters of a process's name.
+NAME = 80
+
 ABSENT = "nvidia-smi is not there: no GPU can be seen from here"
 
 
@@ -140,7 +143,7 @@ class Cards:
 
         def named(holder: GpuHolder) -> GpuHolder:
             worker, comm = by_pid.get(holder.pid, (None, ""))
-            said = Path(holder.name).name or holder.name
+            said = (Path(holder.name).name or holder.name)[:NAME]
             return replace(holder, worker=worker, name=(comm if here or worker else "") or said)
 
         return {uuid: tuple(map(named, all)) for uuid, all in holders.items()}

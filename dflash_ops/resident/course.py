@@ -23,6 +23,9 @@ POINTS = 120
 #: Values kept for a median at most; then every other one is dropped, and every other new one is not taken.
 KEPT = 2048
 
+#: Values beyond this are no measurement, and their sums would be infinite, which JSON has not.
+LARGEST = 1e100
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -99,7 +102,7 @@ class Course:
 
     def __init__(self) -> None:
         self._lines = 1
-        self._until = float("-inf")
+        self._until = self._known = float("-inf")
         self._curves = {key: _Curve() for key in KEYS}
         self._medians = {key: _Median() for key in RATES}
         self._seconds = dict.fromkeys(RATES, 0.0)
@@ -108,14 +111,15 @@ class Course:
         self.changed = 0
 
     def add(self, progress: Progress) -> None:
-        """One line more; one that is older than the newest is known already."""
-        if progress.t <= self._until:
+        """One line more. After `recall` those that are known already change nothing, until a newer one comes."""
+        if progress.t <= self._known:
             return
-        seconds = progress.t - self._until
+        self._known = float("-inf")
+        seconds = max(0.0, progress.t - self._until)  # a clock may be set back
         self._until = progress.t
         for key, curve in self._curves.items():
             value = getattr(progress, key)
-            if value is None or not math.isfinite(value):
+            if value is None or not abs(value) < LARGEST:  # NaN neither
                 continue
             curve.add(value, self._lines)
             if key in self._medians:
@@ -153,7 +157,8 @@ class Course:
 
     def recall(self, kept: Kept) -> None:
         """Go on from what an earlier loop knew; to be called before the first line."""
-        self._lines, self._until = max(1, kept.lines), kept.until
+        self._lines = max(1, kept.lines)
+        self._until = self._known = kept.until
         for key, curve in self._curves.items():
             curve.points = list(kept.curves.get(key, ()))[: POINTS - 1]
         for key in RATES:

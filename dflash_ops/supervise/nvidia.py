@@ -44,8 +44,11 @@ _BITS = (
 )
 _IDLE = 0x1
 
-#: Characters of what is no card's line that are worth telling.
-_WORDS = 300
+#: Characters of what is no card's line that are worth telling, and of a name.
+_WORDS, _NAME = 300, 80
+
+#: Holders of a card that are told, the largest ones.
+HOLDERS = 16
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ def held(gpus: Iterable[GpuInfo], holders: Mapping[str, Sequence[GpuHolder]] | N
     """Each card with its holders, the largest first; None: they are not known."""
     if holders is None:
         return tuple(replace(gpu, holders=None) for gpu in gpus)
-    return tuple(replace(gpu, holders=tuple(sorted(holders.get(gpu.uuid, ()), key=_most))) for gpu in gpus)
+    return tuple(replace(gpu, holders=tuple(sorted(holders.get(gpu.uuid, ()), key=_most)[:HOLDERS])) for gpu in gpus)
 
 
 def _most(holder: GpuHolder) -> tuple[int, int]:
@@ -144,7 +147,7 @@ def _mib(value: float | None) -> int | None:
 
 
 def _text(text: str) -> str:
-    return "" if text.startswith("[") or text in ("N/A", "ERR!") else text
+    return "" if text.startswith("[") or text in ("N/A", "ERR!") else text[:_NAME]
 
 
 def _reasons(text: str) -> tuple[str, ...] | None:

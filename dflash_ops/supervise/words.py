@@ -13,6 +13,9 @@ from dflash_ops.supervise.ledger import by_supervisor
 #: Characters of a line; a reason may hold a whole error.
 _LONGEST = 300
 
+#: The year 2100: a damaged time must not end who reads it.
+_LATEST = 4_102_444_800.0
+
 _OUTCOMES = {
     "verified": "it helped",
     "useless": "it did not help",
@@ -97,5 +100,5 @@ class Deeds:
         if isinstance(decision, Mapping):
             self._actions[str(decision.get("id"))] = str(decision.get("action") or "?")
         deed = Deed(id, self._actions.get(id, "an action"), event.t)
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(event.t))
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(min(max(event.t, 0.0), _LATEST)))
         self.lines = (*self.lines, f"{stamp} {say(event, deed=deed)}"[:_LONGEST])[-self.MOST :]

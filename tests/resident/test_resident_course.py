@@ -55,6 +55,14 @@ def test_median_and_mean_since_the_start() -> None:
     assert rates["ctx_tok_s_mean"] is None
 
 
+def test_a_median_of_what_drifts_is_of_all_lines_and_not_of_the_newest() -> None:
+    ramp = [Progress(float(n), n, ctx_tok_s=float(n)) for n in range(1, 20_001)]
+    assert course(ramp).rates()["ctx_tok_s_median"] == pytest.approx(10_000, rel=0.02)
+    later = Course()
+    later.recall(course(ramp[:15_000]).keep(1))
+    assert course(ramp, later).rates()["ctx_tok_s_median"] == pytest.approx(10_000, rel=0.05)
+
+
 def test_a_mean_counts_by_time_and_a_median_by_lines() -> None:
     made = course([Progress(0, 1, ctx_tok_s=100), Progress(10, 2, ctx_tok_s=100), Progress(100, 3, ctx_tok_s=10)])
     assert made.rates()["ctx_tok_s_mean"] == pytest.approx((10 * 100 + 90 * 10) / 100)
@@ -65,6 +73,15 @@ def test_a_mean_counts_by_time_and_a_median_by_lines() -> None:
 def test_numbers_that_are_none_make_no_hole_and_no_null() -> None:
     made = course([Progress(0, loss=2.0), Progress(1, loss=float("nan")), Progress(2), Progress(3, loss=float("inf"))])
     assert made.curves() == {"loss": (2.0,)}
+    huge = course([Progress(float(n), loss=1.7e308, ctx_tok_s=-1.7e308) for n in range(500)])
+    assert "null" not in dumps(huge.keep(1))
+
+
+def test_a_clock_that_is_set_back_stops_no_curve() -> None:
+    made = course([Progress(5e9, 1, loss=3.0, ctx_tok_s=10), Progress(1000, 2, loss=2.0, ctx_tok_s=10)])
+    made.add(Progress(1010, 3, loss=1.0, ctx_tok_s=10))
+    assert made.curves()["loss"] == (3.0, 2.0, 1.0)
+    assert made.rates()["ctx_tok_s_mean"] == 10
 
 
 @pytest.mark.parametrize("count", [50, 3000])
@@ -127,6 +144,9 @@ def test_what_the_supervisor_did_is_told_in_the_words_of_the_incidents() -> None
         deeds.add(event(seq, "held", {"reason": "r" * 1000 + "\n\n"}))
     assert len(deeds.lines) == 5
     assert all(len(line) <= 300 and "\n" not in line for line in deeds.lines)
+    for t in (1e30, -1.0):
+        deeds.add(Event(100 + int(t < 0), t, "held", "supervisor", None, {"reason": [], "decision": 3, "id": {}}))
+    assert len(deeds.lines) == 5
 
 
 def test_the_disk_of_the_checkpoints_and_when_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
