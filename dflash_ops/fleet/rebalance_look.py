@@ -40,6 +40,9 @@ from dflash_ops.view.text import counted, duration, ktok
 ASK_S = 60.0
 CHECK_S = 600.0
 
+#: Records whose pace is the one before: what the run did a day ago says little of it now.
+RECENT = 60
+
 #: Seconds of a restart where no earlier one tells.
 RESTART_S = 300.0
 
@@ -155,7 +158,7 @@ class Looking(Operation):
         """
         try:
             self.rates = measure(self.records, self.config)
-            self.result.before = pace_of(self.records)
+            self.result.before = pace_of(self.records[-RECENT:])
         except UsageError as error:
             raise PreflightError(
                 f"too little was measured in attempt {self.result.measured_at}: {error.what}",

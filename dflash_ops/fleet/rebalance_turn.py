@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets as random_names
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from dflash_ops.deploy.gate import ask_gate, gate_failed, say_untried
 from dflash_ops.deploy.window import crash
 from dflash_ops.errors import ConnectionLost, JobBusy, PreflightError, StartError, UsageError
 from dflash_ops.fleet import rebalance_choice as choice
-from dflash_ops.fleet.follow import Watch
+from dflash_ops.fleet.follow import PAUSES_S, Watch
 from dflash_ops.fleet.rebalance_choice import Devices
 from dflash_ops.fleet.rebalance_judge import Pace, Settling, pace_of
 from dflash_ops.fleet.rebalance_look import ASK_S, CHECK_S, Looking
@@ -35,9 +35,6 @@ from dflash_ops.view.text import duration
 
 #: Seconds that stop and start may take beyond the grace time.
 SWITCH_S = 330.0
-
-#: Seconds for which a lost link is waited for while a split settles.
-LOST_S = 180.0
 
 #: Seconds for which a pass of the supervisor is waited for before going back, and between two tries.
 BUSY_S = 60.0
@@ -56,6 +53,10 @@ class Settled:
 
 class Turning(Looking):
     """What touches the job, step by step (see `Looking` for the arguments)."""
+
+    #: Seconds for which a lost link is waited for while a split settles, and between two tries (fleet/follow.py).
+    lost_s = 180.0
+    pauses: Sequence[float] = PAUSES_S
 
     #: What a person who pressed Ctrl-C needs to know; empty: nothing was touched.
     touched = ""
@@ -204,7 +205,7 @@ class Turning(Looking):
             ConnectionLost: the link was gone for too long; the attempt goes on. StartError: a person stopped it.
         """
         what = f"attempt {attempt}: {plan.settle} steps to settle, {plan.measure} to measure"
-        with self.stages.stage("settle", what) as stage, Watch({0: self.client}) as watch:
+        with self.stages.stage("settle", what) as stage, Watch({0: self.client}, pauses=self.pauses) as watch:
             for seen in self._seen(watch, attempt, stage):
                 snapshot = seen.snapshot
                 step = snapshot.progress.step if snapshot.progress is not None else None
@@ -249,7 +250,7 @@ class Turning(Looking):
         """What is heard of the attempt, or of a later one, until the time is over.
 
         Raises:
-            ConnectionLost: nothing was heard for LOST_S.
+            ConnectionLost: nothing was heard for `lost_s` seconds.
         """
         end, heard = time.monotonic() + self.asked.limit_s, time.monotonic()
         while time.monotonic() < end:
@@ -261,7 +262,7 @@ class Turning(Looking):
                     yield look.seen
                 continue
             silent = time.monotonic() - heard
-            if silent > LOST_S:
+            if silent > self.lost_s:
                 raise ConnectionLost(
                     f"the link was gone for {duration(silent)} while the new split settled: {look.error}",
                     self.where,
