@@ -15,7 +15,7 @@ from typing import Any
 from dflash_ops.balance import Prediction, Split
 from dflash_ops.contracts import JobSpec, from_dict
 from dflash_ops.deploy.window import crash, watch, window
-from dflash_ops.errors import DflashError, PreflightError, StartError
+from dflash_ops.errors import DflashError, HostError, PreflightError, StartError
 from dflash_ops.fleet import rebalance_choice as choice
 from dflash_ops.fleet.rebalance_choice import Devices
 from dflash_ops.fleet.rebalance_judge import Pace, Settling, settling, worse
@@ -42,6 +42,10 @@ class Rebalance(Turning):
         """
         try:
             return self._run()
+        except HostError as error:
+            # Whatever was begun there is ended there; what is lacking is only who measures it.
+            error.next = self._unfinished() or error.next
+            raise
         finally:
             self.result.execs = self.host.execs
 
@@ -77,15 +81,18 @@ class Rebalance(Turning):
 
     def interrupted(self) -> str:
         """What a person who pressed Ctrl-C in the middle of `run` needs to know."""
-        job = shlex.quote(self.job.name)
         if not self.touched:
-            return f"interrupted: the job {job} was not touched"
+            return f"interrupted: the job {shlex.quote(self.job.name)} was not touched"
+        return f"interrupted: {self._unfinished()}"
+
+    def _unfinished(self) -> str:
+        """What is true of a change that this command does not see to its end, and what to type; empty: none began."""
+        job = shlex.quote(self.job.name)
         if self.touched == "switched":
-            return (
-                f"interrupted: the change of the split of {job} goes on by itself there; see what runs: "
-                f"dflash-ops status {job}; then {self.again()}"
-            )
-        return f"interrupted before it was measured: {self.again()}"
+            return f"the change goes on by itself there, see: dflash-ops status {job}; once it is done {self.again()}"
+        if self.touched == "back":
+            return f"it was going back, which goes on by itself there, see: dflash-ops status {job}"
+        return self.again() if self.touched == "started" else ""
 
     # -- what was asked for
 
@@ -226,6 +233,7 @@ class Rebalance(Turning):
                 fault, self.result.inventory = error, "by hand"
                 stage.done("it could not be written, see below")
         self._record("kept", self.result.reason, frm=frm, to=to)
+        self.touched = ""
         if fault is not None:
             fault.what = f"{to} runs and is kept ({self.result.reason}), but {fault.what}"
             fault.result = self.result.to_json()  # type: ignore[attr-defined]
@@ -267,6 +275,7 @@ class Rebalance(Turning):
             self._record("unmeasured" if self.result.measured is None else "kept_worse", failed.what, frm=frm, to=to)
             failed.next = f"{to} was left as it is (--no-back); {failed.next}"
             raise failed
+        self.touched = "back"
         self.stages.note(f"GOING BACK to {frm}: {failed.what.splitlines()[0]}")
         spec = choice.with_secrets(
             before_spec,

@@ -275,7 +275,7 @@ class Turning(Looking):
         """What to type for a split that runs and was not measured."""
         split = self.result.asked or self.now
         command = f"dflash-ops rebalance {self.job.name} --targets {split.targets} --drafters {split.drafters}"
-        return f"it runs with {split}; measure it, and keep it or go back: {command}"
+        return f"measure it, and keep it or go back: {command}"
 
     def measured(self, attempt: int, plan: Settling) -> Pace:
         """The pace of the new split, of the steps after it had settled.
