@@ -22,7 +22,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ WEIGHTS, MOMENTS, STATE, MANIFEST = "weights.safetensors", "moments.safetensors"
 KEEP = "keep"
 #: Seconds that the end of a run waits for old checkpoints to be removed.
 REMOVE_S = 60.0
+#: Called with bytes that were hashed since the last call.
+Hashed = Callable[[int], None]
 _PROBE = ".write-probe"
 _NAME = re.compile(r"step-(\d{8,})")
 _PARTIAL = re.compile(r"\.step-\d+\.partial")
@@ -74,8 +76,11 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted((p for p in folder.iterdir() if step_of(p) >= 0 and p.is_dir()), key=step_of)
 
 
-def verify(path: Path) -> Checkpoint:
+def verify(path: Path, progress: Hashed | None = None) -> Checkpoint:
     """Reads a checkpoint's manifest and state, and checks size and hash of every file.
+
+    Args:
+        progress: told each mebibyte or so how many bytes more were hashed.
 
     Raises:
         CheckpointError: names the file that is missing, cut or changed.
@@ -96,7 +101,7 @@ def verify(path: Path) -> Checkpoint:
             size = file.stat().st_size
             if size != entry["bytes"]:
                 raise CheckpointError(f"{name} has {size} bytes, the manifest says {entry['bytes']}", str(file))
-            if sha256(file) != entry["sha256"]:
+            if sha256(file, progress) != entry["sha256"]:
                 raise CheckpointError(f"{name} does not have the hash that the manifest says", str(file))
         except OSError as error:
             raise CheckpointError(f"{name} cannot be read: {error}", str(file)) from error
@@ -111,11 +116,12 @@ def verify(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def choose(folder: Path, resume: str) -> Checkpoint | None:
+def choose(folder: Path, resume: str, progress: Hashed | None = None) -> Checkpoint | None:
     """What to start from.
 
     Args:
         folder: of the checkpoints. resume: "auto" (the latest, if there is one), "none", or a checkpoint's path.
+        progress: as `verify` has it.
 
     Returns:
         A verified checkpoint, or None for a fresh start.
@@ -146,7 +152,7 @@ def choose(folder: Path, resume: str) -> Checkpoint | None:
         if step_of(chosen) < 0 and not (chosen / MANIFEST).exists():
             raise CheckpointError("this folder is no checkpoint", str(chosen), _advice(folder, there))
     try:
-        return verify(chosen)
+        return verify(chosen, progress)
     except CheckpointError as error:
         older = [p for p in there if step_of(p) < step_of(chosen)]
         raise CheckpointError(error.what, error.where, error.next or _advice(folder, older)) from error
@@ -159,11 +165,21 @@ def _advice(folder: Path, older: Sequence[Path]) -> str:
     return f"no other checkpoint in {folder} is whole: move them aside and start with --resume none"
 
 
-def sha256(file: Path) -> str:
+def size_of(path: Path) -> int:
+    """Bytes of a checkpoint's files, as they lie there."""
+    try:
+        return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+    except OSError:
+        return 0  # whoever reads it will say what is wrong
+
+
+def sha256(file: Path, progress: Hashed | None = None) -> str:
     digest = hashlib.sha256()
     with file.open("rb") as opened:
         while block := opened.read(1 << 20):
             digest.update(block)
+            if progress is not None:
+                progress(len(block))
     return digest.hexdigest()
 
 

@@ -24,6 +24,8 @@ from trainer.workers import GRACE_S, Worker
 
 #: Seconds in which other deaths are gathered when a drafter died, so that the first cause is told and not a cascade.
 CASCADE_S = 2.0
+#: Seconds between two lines about weights that are being loaded.
+WEIGHTS_EVERY_S = 2.0
 _SERVER = "server"
 
 
@@ -66,6 +68,9 @@ class Crew:
         self.selector.register(self._server, selectors.EVENT_READ, _SERVER)
         #: Set by the launcher once steps come: a worker that is ready only then sets the run's stage not back.
         self.stepping = False
+        #: How far the target that spoke last has loaded its weights; empty before.
+        self.weights = ""
+        self._weights_told = float("-inf")
         self._hopeless: Worker | None = None
         self._fell_at: float | None = None  # when the first of the drafters was found dead
 
@@ -139,11 +144,25 @@ class Crew:
             if worker.life == 0 and not self.stepping:
                 done = sum(w.ready for w in self.workers.values())
                 self.output.stage("loading", done, len(self.workers), worker.name)
+        elif kind == "stage":
+            self._stage(worker, message["stage"], int(message["done"]), int(message["of"]))
         elif kind == "error":
             worker.fault, worker.fault_at = message, time.monotonic()
         else:
             worker.useful |= kind == "filled"
             self._told(worker, message)
+
+    def _stage(self, worker: Worker, stage: str, done: int, of: int) -> None:
+        """A worker's own stage. Weights that a later life loads do not set the run's stage back, and of several targets
+        that load at one time one line in two seconds is enough."""
+        if stage != "loading":
+            self.output.stage(stage, done, of, worker.name)
+            return
+        self.weights = f"{worker.name}: {done} of {of} weights"
+        now = time.monotonic()
+        if worker.life == 0 and not self.stepping and now - self._weights_told >= WEIGHTS_EVERY_S:
+            self._weights_told = now
+            self.output.stage(stage, done, of, f"{worker.name}:weights")
 
     def _watch_writes(self, worker: Worker) -> None:
         peer = worker.peer

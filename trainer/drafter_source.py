@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.checkpoint import MANIFEST, WEIGHTS, Checkpoint, choose, list_checkpoints, verify
+from trainer.checkpoint import MANIFEST, WEIGHTS, Checkpoint, Hashed, choose, list_checkpoints, verify
 from trainer.drafter_config import DrafterConfig
 from trainer.errors import CheckpointError, ConfigError
 
@@ -25,13 +25,13 @@ class Source:
     step: int | None
 
 
-def newest(folder: Path) -> Checkpoint:
+def newest(folder: Path, progress: Hashed | None = None) -> Checkpoint:
     """The newest checkpoint of a folder, verified.
 
     Raises:
         ConfigError: there is none. CheckpointError: it is not whole (an older one that is, is named).
     """
-    found = choose(folder, "auto")
+    found = choose(folder, "auto", progress)
     if found is None:
         raise ConfigError("there is no checkpoint", str(folder), "train first, or name another folder")
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -36,6 +36,7 @@ def export_drafter(
     *,
     dtype: torch.dtype | None = None,
     by_layer: bool = False,
+    writing: Callable[[Path, int], None] | None = None,
 ) -> Path:
     """Writes a drafter beside `out_dir`, makes it durable, and renames it into place.
 
@@ -45,6 +46,7 @@ def export_drafter(
         out_dir: replaced if it is an earlier export.
         dtype: of the weights written; as they are if None.
         by_layer: leave causality to each kind of layer's default where they differ (`DrafterConfig.to_hf`).
+        writing: called once with the file that is about to be written, and the bytes it will have.
 
     Returns:
         `out_dir`.
@@ -70,6 +72,8 @@ def export_drafter(
         out.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir()
+        if writing is not None:
+            writing(beside / WEIGHTS_FILE, sum(w.numel() * w.element_size() for w in weights.values()))
         save_file(weights, str(beside / WEIGHTS_FILE), metadata={"format": "pt"})
         (beside / CONFIG_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
         for path in (beside / WEIGHTS_FILE, beside / CONFIG_FILE, beside):

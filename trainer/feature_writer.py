@@ -276,7 +276,8 @@ class _Writer:
 
     def _show(self) -> None:
         ready = any(w.ready for w in self.crew.workers.values())
-        self.progress(self.done, self.total, f"{len(self.manifest.shards)} shards" if ready else LOADING)
+        loading = f"{LOADING} ({self.crew.weights})" if self.crew.weights else LOADING
+        self.progress(self.done, self.total, f"{len(self.manifest.shards)} shards" if ready else loading)
 
     def _signalled(self) -> None:
         self.stopping = self.stopping or bool(self.signals.read())

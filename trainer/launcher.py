@@ -340,8 +340,6 @@ class Launcher:
             self.sums |= {int(region): int(total) for region, total in message["sums"].items()}
             self.scheduler.averaged(worker.name)
             self._idle(worker)
-        elif kind == "stage":
-            self.output.stage(message["stage"], int(message["done"]), int(message["of"]), worker.name)
         else:
             raise TrainerError(f"{worker.name} said {kind!r}", "worker channel", "report this as a fault")
 

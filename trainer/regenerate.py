@@ -131,6 +131,7 @@ def regenerate(
     template_options: Mapping[str, Any] | None = None,
     planned: Callable[[Plan], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    loading: Callable[[int, int], None] | None = None,
 ) -> Plan:
     """Writes the target's greedy response to every prompt as training data, or goes on where a killed call stood.
 
@@ -142,6 +143,7 @@ def regenerate(
         anew: an output that was made from something else is emptied, instead of refused.
         planned: called once, before the target is loaded, with what there is to do.
         progress: called after each forward with (lines in the file, new tokens of this call so far).
+        loading: as `load_target` has its `progress`.
 
     Returns:
         The plan as found at the start (`done == total`: nothing had to be done, and torch was not even imported), less
@@ -174,7 +176,7 @@ def regenerate(
             planned(plan)
         if done < len(found):
             work = _Work(target_dir, prompts_file, max_new, batch, dtype, device, skip_bad, template_options)
-            unusable = work.run(found, file, done, out, progress)
+            unusable = work.run(found, file, done, out, progress, loading)
             plan = replace(plan, total=len(found) - len(unusable), skipped=(*plan.skipped, *unusable))
     return plan
 
@@ -197,13 +199,15 @@ class _Work:
         done: int,
         out: Path,
         progress: Callable[[int, int], None] | None,
+        loading: Callable[[int, int], None] | None,
     ) -> list[str]:
         """Answers what is not answered yet; what is wrong with the prompts that were left out."""
         import torch
 
         from trainer.target import load_target
 
-        target = load_target(self.target_dir, dtype=getattr(torch, self.dtype), device=self.device)
+        dtype = getattr(torch, self.dtype)
+        target = load_target(self.target_dir, dtype=dtype, device=self.device, progress=loading)
         eos_ids = end_tokens(self.target_dir)
         room = int(getattr(target.config, "max_position_embeddings", 1 << 31))
         unusable: list[str] = []

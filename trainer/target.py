@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from trainer.drafter_config import FULL, text_config
 from trainer.errors import ConfigError, TrainerError
+from trainer.loading import Progress, told
 from trainer.target_files import TARGET_NEXT, find_embeddings, read_config, text_part, weight_files
 
 
@@ -179,11 +180,16 @@ def usable_device(device: torch.device | str) -> None:
         raise ConfigError(f"{device} is asked for, {there} GPUs can be used here", "device", fix)
 
 
-def load_target(path: str | Path, *, dtype: torch.dtype, device: torch.device | str) -> Target:
+def load_target(
+    path: str | Path, *, dtype: torch.dtype, device: torch.device | str, progress: Progress | None = None
+) -> Target:
     """Loads the language part of a Hugging Face folder, frozen, in evaluation mode.
 
     Of a vision-language model the vision tower is dropped. With `accelerate` installed the weights go straight to a
     GPU; without it they pass through host memory.
+
+    Args:
+        progress: told how many of the weights are there, about once a second.
 
     Raises:
         ConfigError: no such folder or device, an unknown architecture, weights that are missing or do not fit.
@@ -207,7 +213,8 @@ def load_target(path: str | Path, *, dtype: torch.dtype, device: torch.device | 
         hf_config = transformers.AutoConfig.from_pretrained(path, **closed)
         known = type(hf_config) in transformers.AutoModelForCausalLM._model_mapping
         auto: Any = transformers.AutoModelForCausalLM if known else transformers.AutoModelForImageTextToText
-        model, info = auto.from_pretrained(path, **options)
+        with told(progress):
+            model, info = auto.from_pretrained(path, **options)
     except refusals as error:
         raise ConfigError(f"the target of type {name!r} cannot be loaded: {error}", str(path), TARGET_NEXT) from error
     absent = sorted(info.get("missing_keys", []))

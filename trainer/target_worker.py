@@ -31,7 +31,11 @@ def run_target(channel: Channel, setup: Mapping[str, Any]) -> None:
     device = prepare_process(setup["device"], config.workers.threads)
 
     def open_target(layout: RingLayout) -> Fill:
-        target = load_target(config.target.path, dtype=getattr(torch, layout.dtype), device=device)
+        def loading(done: int, of: int) -> None:
+            channel.send({"k": "stage", "stage": "loading", "done": done, "of": of})
+
+        dtype = getattr(torch, layout.dtype)
+        target = load_target(config.target.path, dtype=dtype, device=device, progress=loading)
         taps = list(setup["layer_ids"])
 
         def fill(slot: Slot, _: Sequence[Sample], watch: Stopwatch) -> None:

@@ -20,7 +20,7 @@ def command(
     inventory: InventoryOption = None,
 ) -> int:
     """Open the tmux session of a job (or of node 0) in this terminal; leave it with Ctrl-b d, the job goes on."""
-    from dflash_ops.cli.watching import job_client
+    from dflash_ops.cli.watching import asking, job_client, waiting
     from dflash_ops.view.status import attach_argv
 
     client = job_client(inventory, job, node)
@@ -29,7 +29,8 @@ def command(
         if show or not (sys.stdin.isatty() and sys.stdout.isatty()):
             print(shlex.join(argv))
             return 0
-        probe = client.host.run([*argv[:3], "has-session", "-t", f"={client.job.session}"], deadline=20.0)
+        with waiting().stage("attach", asking([client.job])):
+            probe = client.host.run([*argv[:3], "has-session", "-t", f"={client.job.session}"], deadline=20.0)
         if probe.rc != 0:
             raise CommandFailed(
                 f"there is no session {client.job.session} on socket {client.job.socket}",

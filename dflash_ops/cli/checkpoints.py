@@ -11,7 +11,7 @@ import typer
 
 from dflash_ops.cli.common import InventoryOption, JobArgument, JsonOption, console, load_job
 from dflash_ops.cli.several import NodeOption
-from dflash_ops.cli.watching import actor, print_json
+from dflash_ops.cli.watching import actor, asking, print_json, waiting
 from dflash_ops.errors import UsageError
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _asked(
 
     loaded, whole = load_job(inventory, job)
     meant = whole.at_node(node)
-    with Hosts(loaded) as hosts:
+    with Hosts(loaded) as hosts, waiting().stage(f"checkpoints {what}", asking([meant])):
 
         def ask(part: Job) -> dict[str, Any]:
             client = client_of(hosts[part.host], part, loaded.host_of(part).python)

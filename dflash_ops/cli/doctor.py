@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dflash_ops.cli.common import InventoryOption, JsonOption, console, is_plain, load_inventory
+from dflash_ops.cli.common import InventoryOption, JsonOption, console, load_inventory
 from dflash_ops.cli.several import AllOption, JobsArgument, Outcome, chosen, each_part, show_errors, worst
 from dflash_ops.errors import InventoryError, UsageError
 
@@ -57,8 +55,7 @@ def _several(inventory: Path | None, names: list[str] | None, every: bool, *, ac
     from dflash_ops.cli.watching import print_json
 
     loaded, jobs = chosen(inventory, names, every)
-    with _busy(f"looking at {len(jobs)} jobs"):
-        outcomes = _examined(loaded, jobs, accept_new=accept_new)
+    outcomes = _examined(loaded, jobs, accept_new=accept_new)
     seen: set[str] = set()
     for outcome in outcomes:
         if outcome.error is None:
@@ -77,13 +74,15 @@ def _several(inventory: Path | None, names: list[str] | None, every: bool, *, ac
 
 def _examined(loaded: Inventory, jobs: Sequence[Job], *, accept_new: bool) -> list[Outcome]:
     """A report for each job; of one with nodes all their places in one report."""
+    from dflash_ops.cli.watching import asking
     from dflash_ops.doctor.examine import examine, merged
 
     def look(job: Job, host: Host, python: str) -> Report:
         return examine(loaded, job, host, os.environ)
 
     outcomes = []
-    for job, mine in zip(jobs, each_part(loaded, jobs, look, accept_new=accept_new), strict=True):
+    what = f"{asking(jobs)} (importing torch there takes a while)"
+    for job, mine in zip(jobs, each_part(loaded, jobs, look, accept_new=accept_new, what=what), strict=True):
         failed = next((o for o in mine if o.error is not None), None)
         whole = replace(failed or mine[0], job=job)
         if job.nodes and failed is None:
@@ -104,17 +103,11 @@ def _report(inventory: Path | None, name: str | None, *, accept_new: bool) -> Re
         if name is not None:
             raise  # a job was named, and it is not there
         return without_job(error)
-    with _busy(f"looking at host {', '.join(job.hosts)} (importing torch there takes a while)"):
-        (outcome,) = _examined(loaded, [job], accept_new=accept_new)
+    (outcome,) = _examined(loaded, [job], accept_new=accept_new)
     if outcome.error is not None:
         raise outcome.error
     report: Report = outcome.result
     return report
-
-
-def _busy(text: str) -> AbstractContextManager[object]:
-    """A spinner on a terminal: the first import of torch from a cold disk takes half a minute."""
-    return nullcontext() if is_plain(sys.stderr) else console(stderr=True).status(text)
 
 
 def _render(report: Report) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dflash_ops.cli.common import console, is_plain, render_error
+from dflash_ops.cli.watching import asking, waiting
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -55,13 +57,18 @@ def look_all(loaded: Inventory, jobs: Sequence[Job], *, deadline: float, quiet: 
     hosts = Hosts(loaded)
     screen = _Screen(len(jobs)) if not quiet and not is_plain(sys.stdout) else None
     known: dict[str, JobSeen] = {}
+    stack = contextlib.ExitStack()
+    stage = stack.enter_context(waiting().stage("status", asking(jobs))) if screen is None else None
     try:
         for event in look(loaded, jobs, asker(loaded, hosts, jobs), deadline=deadline):
             if isinstance(event, JobSeen):
                 known[event.job.name] = event
+                if stage is not None and len(jobs) > 1:
+                    stage.count(len(known), len(jobs), "jobs")
             if screen is not None:
                 screen.draw(list(known.values()), [] if isinstance(event, JobSeen) else event)
     finally:
+        stack.close()
         if screen is not None:
             screen.close()
         hosts.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -43,6 +44,7 @@ def command(
 ) -> int:
     """The job's output, from one worker or all; on several machines from all nodes, or with --node from one."""
     from dflash_ops.cli.adopted import client_of
+    from dflash_ops.cli.watching import asking, waiting
     from dflash_ops.hosts.factory import Hosts
 
     loaded, whole = load_job(inventory, job)
@@ -56,7 +58,12 @@ def command(
     say = _as_json if json else _labelled if len(clients) > 1 else _raw
     try:
         if len(clients) == 1:
-            for raw in read(clients[0]):
+            lines_there = read(clients[0])
+            with waiting().stage("logs", asking(parts)) if not follow else contextlib.nullcontext():
+                first = next(lines_there, None)  # what takes long is the way to the machine
+            if first is not None:
+                say(parts[0], first)
+            for raw in lines_there:
                 say(parts[0], raw)
             return 0
         return _nodes(clients, read, say, side_by_side=follow)

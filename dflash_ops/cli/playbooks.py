@@ -9,10 +9,11 @@ import typer
 
 from dflash_ops.cli import complete
 from dflash_ops.cli.common import JsonOption, print_json
+from dflash_ops.cli.watching import waiting
 from dflash_ops.errors import UsageError, did_you_mean
 from dflash_ops.playbooks import load_documents, load_file, proof_there, tests_at_hand
 from dflash_ops.triage import Triage, compile_playbooks
-from dflash_ops.triage.examples import check, examples
+from dflash_ops.triage.examples import Example, check, examples
 from dflash_ops.triage.lint import lint as find_faults
 from dflash_ops.triage.playbook import Kind
 
@@ -133,11 +134,8 @@ def test(
     bundled = [d for d in load_documents() if Path(d["_file"]).resolve() not in {p.resolve() for p in files}]
     triage = Triage([*bundled, *own])
     cases = examples(own)
-    faults = [
-        {"example": example.name, "what": fault, "text": next((x for x in example.text.splitlines() if x.strip()), "")}
-        for example in cases
-        for fault in check(triage, example)
-    ]
+    with waiting().stage("playbooks test", f"diagnosing {len(cases)} examples"):
+        faults = _wrong(triage, cases)
     if json:
         print_json({"schema": 1, "kind": "playbooks.test", "examples": len(cases), "faults": faults})
     else:
@@ -145,3 +143,12 @@ def test(
             typer.echo(f"{one['example']}: {one['what']}\n    example: {one['text'][:100]}")
         typer.echo(f"{len(cases)} examples, {len(faults)} faults")
     raise typer.Exit(1 if faults else 0)
+
+
+def _wrong(triage: Triage, cases: list[Example]) -> list[dict[str, str]]:
+    """Each example that is diagnosed as something else."""
+    return [
+        {"example": example.name, "what": fault, "text": next((x for x in example.text.splitlines() if x.strip()), "")}
+        for example in cases
+        for fault in check(triage, example)
+    ]

@@ -6,6 +6,7 @@ the largest of them (docs/contracts.md, Exit codes).
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -80,21 +81,44 @@ def chosen(inventory: Path | None, names: Sequence[str] | None, every: bool) -> 
 
 
 def each(
-    loaded: Inventory, jobs: Sequence[Job], work: Callable[[Job, Host, str], Any], *, accept_new: bool = False
+    loaded: Inventory,
+    jobs: Sequence[Job],
+    work: Callable[[Job, Host, str], Any],
+    *,
+    accept_new: bool = False,
+    what: str = "",
 ) -> list[Outcome]:
-    """`work(job, host, python)` for every job or node, hosts side by side; outcomes in the order of `jobs`."""
+    """`work(job, host, python)` for every job or node, hosts side by side; outcomes in the order of `jobs`.
 
-    def one(job: Job, hosts: Mapping[str, Host]) -> Any:
-        return work(job, hosts[job.host], loaded.host_of(job).python)
+    Args:
+        what: said on standard error where it takes long; empty: who is asked.
+    """
+    from dflash_ops.cli.watching import asking, waiting
 
-    return _each(loaded, jobs, one, accept_new=accept_new)
+    answered = itertools.count(1)
+    with waiting().stage("waiting", what or asking(jobs)) as stage:
+
+        def one(job: Job, hosts: Mapping[str, Host]) -> Any:
+            try:
+                return work(job, hosts[job.host], loaded.host_of(job).python)
+            finally:
+                if len(jobs) > 1:
+                    stage.count(next(answered), len(jobs), "answers")
+
+        return _each(loaded, jobs, one, accept_new=accept_new)
 
 
 def each_part(
-    loaded: Inventory, jobs: Sequence[Job], work: Callable[[Job, Host, str], Any], *, accept_new: bool = False
+    loaded: Inventory,
+    jobs: Sequence[Job],
+    work: Callable[[Job, Host, str], Any],
+    *,
+    accept_new: bool = False,
+    what: str = "",
 ) -> list[list[Outcome]]:
     """As `each`, on every node of jobs that have some: for each job the outcomes of its nodes, or its own."""
-    flat = iter(each(loaded, [part for job in jobs for part in job.parts], work, accept_new=accept_new))
+    parts = [part for job in jobs for part in job.parts]
+    flat = iter(each(loaded, parts, work, accept_new=accept_new, what=what))
     return [[next(flat) for _ in job.parts] for job in jobs]
 
 

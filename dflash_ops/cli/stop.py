@@ -36,7 +36,8 @@ def command(
         refuse_adopted(one, "stop")
         client = client_of(host, one, python)
         seconds = one.grace_s if grace is None else grace
-        with progress.stage("stop", f"{one.name}: asked to save and stop, up to {seconds:g} s") as stage:
+        with progress.stage("stop", f"{one.name}: asked to save and stop") as stage:
+            stage.until(seconds, "before KILL")
             answer = client.stop(grace=seconds, reason=reason, actor=actor())
             told = str(answer["detail"]) if one.adopted else stopped_text(answer)
             stage.done(f"{one.name}: {told}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,8 @@ import typer
 
 from dflash_ops.cli import complete
 from dflash_ops.cli.common import InventoryOption, error_json, print_json, render_error
-from dflash_ops.collect.files import ReadError, chunks, expand
+from dflash_ops.cli.watching import asking, waiting
+from dflash_ops.collect.files import Found, ReadError, chunks, expand
 from dflash_ops.contracts.diagnosis import Diagnosis
 from dflash_ops.errors import DflashError, UsageError
 from dflash_ops.playbooks import load_documents
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from dflash_ops.collect.job import Examined
     from dflash_ops.collect.nodes import Across
     from dflash_ops.inventory import Inventory, Job
+    from dflash_ops.view.stages import Stage
 
 
 def command(
@@ -111,10 +115,11 @@ def run_job(
     hosts = Hosts(loaded)
     clients = [JobClient(hosts[p.host], p, loaded.host_of(p).python) for p in job.parts]
     try:
-        if job.nodes:
-            across = examine_nodes(clients, loaded, attempt=attempt, playbooks=playbooks or (), mib=mib)
-        else:
-            seen = examine(clients[0], loaded, attempt=attempt, playbooks=playbooks or (), mib=mib)
+        with waiting().stage("triage", f"fetching logs, error files and the kernel's words; {asking([job])}"):
+            if job.nodes:
+                across = examine_nodes(clients, loaded, attempt=attempt, playbooks=playbooks or (), mib=mib)
+            else:
+                seen = examine(clients[0], loaded, attempt=attempt, playbooks=playbooks or (), mib=mib)
         if what_if:
             return _what_if(clients[0], loaded, seen, tuple(playbooks or ()), as_json=as_json)
     finally:
@@ -195,7 +200,8 @@ def run(paths: list[str], *, as_json: bool, explain: bool = False, playbooks: li
     answered = False
     for item in found:
         try:
-            diagnosis = triage.diagnose([Source(item.name, chunks(item), item.kind)])
+            with waiting().stage("triage", f"reading {item.name}") as stage:
+                diagnosis = triage.diagnose([Source(item.name, _counted(item, stage), item.kind)])
         except ReadError as error:
             render_error(error, sys.stderr)
             errors.append(error)
@@ -215,6 +221,19 @@ def run(paths: list[str], *, as_json: bool, explain: bool = False, playbooks: li
     if as_json and errors and not answered:
         print_json(error_json(errors[0], errors[0].exit_code))
     return errors[0].exit_code if errors else 0
+
+
+def _counted(item: Found, stage: Stage) -> Iterator[bytes]:
+    """The bytes of a source, told how far they are where its size says that; a packed one is read to an unknown end."""
+    total = done = 0
+    if item.path is not None and item.path.suffix not in (".gz", ".zst"):
+        with contextlib.suppress(OSError):  # whoever reads it says what is wrong
+            total = item.path.stat().st_size
+    for piece in chunks(item):
+        yield piece
+        done += len(piece)
+        if total:
+            stage.bytes(min(done, total), total)
 
 
 def row(path: str, d: Diagnosis, *, job: str | None = None, attempt: int | None = None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from dflash_ops.cli.common import print_json as print_json
 
 if TYPE_CHECKING:
     from dflash_ops.client import JobClient
+    from dflash_ops.inventory import Job
     from dflash_ops.view.stages import Stages
 
 
@@ -32,9 +34,26 @@ def job_client(inventory: Path | None, name: str | None, node: int | None = None
 
 def stages() -> Stages:
     """Progress goes to standard error, so that standard output holds the answer only."""
-    from dflash_ops.view.stages import Live, Plain
+    if is_plain(sys.stderr):
+        from dflash_ops.view.stages import Plain
 
-    return Plain(sys.stderr) if is_plain(sys.stderr) else Live(console(stderr=True))
+        return Plain(sys.stderr)
+    from dflash_ops.view.live import Live
+
+    return Live(console(stderr=True))
+
+
+def waiting() -> Stages:
+    """For commands that ask and answer: what takes long shows itself on standard error, and nothing of it stays."""
+    from dflash_ops.view.stages import Waiting
+
+    return Waiting(sys.stderr, terminal=not is_plain(sys.stderr))
+
+
+def asking(jobs: Sequence[Job]) -> str:
+    """Who is asked, in a few words."""
+    hosts = list(dict.fromkeys(host for job in jobs for host in job.hosts))
+    return f"asking {', '.join(hosts)}" if len(hosts) <= 3 else f"asking {len(hosts)} hosts"
 
 
 def actor() -> str:

@@ -91,8 +91,8 @@ class Deployment(Preparation):
             return
         untouched = "the running job was not touched" if steps.stop else ""
         where = "beside the running job" if steps.stop else "at tiny size"
-        what = f"trying the new release {where}, up to {self.job.gate_s:g} s"
-        with self.stages.stage("gate", what) as stage:
+        with self.stages.stage("gate", f"trying the new release {where}") as stage:
+            stage.until(self.job.gate_s, "at most")
             self.result.gate = said = ask_gate(self, request, self.job.gate, self.ready.config_name)
             if not said["ok"]:
                 advice = "correct the cause; --no-gate deploys without trying"
@@ -107,8 +107,8 @@ class Deployment(Preparation):
             return
         self.touched = "stopped"
         grace = self.options.grace(self.job)
-        text = f"{describe(probe.snapshot, probe.now)}: save and stop, up to {grace:g} s"
-        with self.stages.stage("stop", text) as stage:
+        with self.stages.stage("stop", f"{describe(probe.snapshot, probe.now)}: save and stop") as stage:
+            stage.until(grace, "before KILL")
             reason = self.options.reason or "replaced by a new deploy"
             self.result.replaced = self.client.stop(grace=grace, reason=reason, actor=self.options.actor)
             stage.done(stopped_text(self.result.replaced))
@@ -167,7 +167,7 @@ class Deployment(Preparation):
         attempt = self.result.attempt
         assert attempt is not None
         seconds = window(self, self.options.watch_s)
-        with self.stages.stage("watch", f"attempt {attempt}: until its first step, {seconds:g} s at most") as stage:
+        with self.stages.stage("watch", f"attempt {attempt}: until its first step") as stage:
             seen = self.seen = watch(self, attempt, seconds, stage)
             self.result.state = seen.snapshot.state.value
             failed = crash(self, attempt, seen)

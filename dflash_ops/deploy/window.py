@@ -43,6 +43,7 @@ def watch(operation: Operation, attempt: int, seconds: float, stage: Stage) -> S
         HostError: the way to the machine was lost; the attempt goes on without us, and the text says so.
     """
     client, end = operation.client, time.monotonic() + seconds
+    stage.until(seconds, "at most")
     try:
         seen = _follow(client, attempt, end, stage, operation.halt)
     except HostError as error:
@@ -68,9 +69,8 @@ def _follow(client: JobClient, attempt: int, end: float, stage: Stage, halt: thr
             steady = first_step is not None and now >= first_step + STEADY_S
             if steady or snapshot.state not in LIVE_STATES or now >= end:
                 return seen
-            left = max(0.0, end - now)
             what = f": {snapshot.detail}" if snapshot.detail else ""
-            stage.say(f"attempt {attempt} is {snapshot.state.value}{what}; watched for {left:.0f} s more")
+            stage.say(f"attempt {attempt} is {snapshot.state.value}{what}")
     except CommandFailed:
         # The resident ended under us; what is true is asked once more.
         pass

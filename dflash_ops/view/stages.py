@@ -1,26 +1,26 @@
-"""Progress of a command that has stages: a spinner and a bar on a terminal, one plain line a stage elsewhere.
+"""Progress of a command that has stages: a spinner and a bar on a terminal (view/live.py), plain lines elsewhere.
 
 The rule here: nothing is silent for more than 2 s. On a terminal the spinner turns; elsewhere a stage that is not done
-after 2 s says so, and again after 4, 8, 16 ... s.
+says every 2 s what it does, how far it is, how fast, and how long it still takes, where that is known.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import IO, Protocol
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
+from dflash_ops.view.pace import Pace
+from dflash_ops.view.text import clean, duration
 
-from dflash_ops.view.text import clean, size
-
-#: Seconds after which a plain stage speaks up for the first time.
+#: Seconds between two plain lines of one stage.
 PATIENCE_S = 2.0
+
+Clock = Callable[[], float]
+
+_TURN = "|/-\\"
 
 
 class Stage(Protocol):
@@ -31,6 +31,12 @@ class Stage(Protocol):
 
     def bytes(self, done: int, total: int) -> None:
         """How far a transfer is."""
+
+    def count(self, done: float, total: float, unit: str) -> None:
+        """How far it is in units of its own (plural: `checkpoints`)."""
+
+    def until(self, seconds: float, what: str) -> None:
+        """From now on the time that is left of `seconds` is shown: `52 s before KILL` for the `what` "before KILL"."""
 
     def done(self, text: str) -> None:
         """What came of it: shown when the stage ends, and kept."""
@@ -46,53 +52,71 @@ class Stages(Protocol):
         ...
 
 
-class Silent:
-    """For callers that want the result only."""
+class Told:
+    """What is known of a stage: the one account that every way of showing reads, from another thread too."""
 
-    class _Stage:
-        def say(self, text: str) -> None: ...
-        def bytes(self, done: int, total: int) -> None: ...
-        def done(self, text: str) -> None: ...
-
-    @contextmanager
-    def stage(self, name: str, text: str) -> Iterator[Stage]:
-        yield self._Stage()
-
-    def note(self, text: str) -> None: ...
-
-
-class _PlainStage:
-    def __init__(self, name: str, text: str) -> None:
+    def __init__(self, name: str, text: str, clock: Clock) -> None:
         self.name, self.text, self.result = name, text, ""
+        self.clock = clock
+        self.begun = clock()
+        self.pace: Pace | None = None
+        self._end: tuple[float, str] | None = None
 
     def say(self, text: str) -> None:
-        self.text = text
+        self.text, self.pace = text, None
 
     def bytes(self, done: int, total: int) -> None:
-        self.text = f"{size(done)} of {size(total)} sent"
+        self.count(done, total, "")
+
+    def count(self, done: float, total: float, unit: str) -> None:
+        if self.pace is None or self.pace.unit != unit:
+            self.pace = Pace(unit, self.clock)
+        self.pace.update(done, total)
+
+    def until(self, seconds: float, what: str) -> None:
+        self._end = self.clock() + seconds, what
 
     def done(self, text: str) -> None:
         self.result = text
 
+    def now(self) -> str:
+        """What it does, how far it is, and what is left of its time."""
+        parts = [self.text if self.pace is None else self.pace.text()]
+        if self._end is not None:
+            end, what = self._end
+            parts.append(f"{duration(max(0.0, end - self.clock()))} {what}")
+        return ", ".join(parts)
 
-class Plain:
-    """One line a stage on `stream`."""
+    def kept(self) -> str:
+        """The words that stay."""
+        return self.result or self.text
 
-    def __init__(self, stream: IO[str], patience: float = PATIENCE_S) -> None:
-        self._stream = stream
-        self._patience = patience
+
+class Silent:
+    """For callers that want the result only."""
 
     @contextmanager
     def stage(self, name: str, text: str) -> Iterator[Stage]:
-        stage = _PlainStage(name, text)
-        begin, ended = time.monotonic(), threading.Event()
+        yield Told(name, text, time.monotonic)
+
+    def note(self, text: str) -> None: ...
+
+
+class Plain:
+    """One line a stage on `stream`, and one every `patience` seconds while it lasts."""
+
+    def __init__(self, stream: IO[str], patience: float = PATIENCE_S, clock: Clock = time.monotonic) -> None:
+        self._stream = stream
+        self._patience = patience
+        self._clock = clock
+
+    @contextmanager
+    def stage(self, name: str, text: str) -> Iterator[Stage]:
+        stage, ended = Told(name, text, self._clock), threading.Event()
 
         def speak_up() -> None:
-            pause = self._patience
-            while not ended.wait(pause):
-                passed = time.monotonic() - begin
-                self._print(f"{name}: ... {stage.text} ({passed:.0f} s)")
-                pause = passed  # 2, 4, 8, 16 s: doubling from the start
+            while not ended.wait(self._patience):
+                self._print(f"{name}: ... {stage.now()} ({duration(self._clock() - stage.begun)})")
 
         speaker = threading.Thread(target=speak_up, daemon=True)
         speaker.start()
@@ -105,7 +129,7 @@ class Plain:
             raise
         ended.set()
         speaker.join()
-        self._print(f"{name}: {stage.result or stage.text} ({time.monotonic() - begin:.1f} s)")
+        self._print(f"{name}: {stage.kept()} ({self._clock() - stage.begun:.1f} s)")
 
     def note(self, text: str) -> None:
         self._print(text)
@@ -146,58 +170,51 @@ class Held:
             self._inner.note(self._notes.pop(0))
 
 
-class _RichStage:
-    def __init__(self, progress: Progress, task: TaskID) -> None:
-        self._progress, self._task, self.result, self.text = progress, task, "", ""
+class Waiting:
+    """For commands that ask and answer: nothing is shown where the answer comes at once, and nothing of it is kept.
 
-    def say(self, text: str) -> None:
-        self.text = text
-        self._progress.update(self._task, what=clean(text))
+    After a second a terminal shows a line that turns and counts, and takes it away in the end; elsewhere there is a
+    line every `patience` seconds. No rich: a command that is done in 0.2 s must not import it.
+    """
 
-    def bytes(self, done: int, total: int) -> None:
-        text = f"{size(done)} of {size(total)}"
-        self._progress.update(self._task, completed=done, total=total, what=text)
-
-    def done(self, text: str) -> None:
-        self.result = text
-
-
-class Live:
-    """A spinner for the stage at work, a line with a mark for each one that is done."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(
+        self, stream: IO[str], *, terminal: bool, patience: float = PATIENCE_S, clock: Clock = time.monotonic
+    ) -> None:
+        self._stream, self._terminal = stream, terminal
+        self._patience, self._clock = patience, clock
 
     @contextmanager
     def stage(self, name: str, text: str) -> Iterator[Stage]:
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description:<10}", markup=False),
-            BarColumn(bar_width=24, pulse_style="bright_black"),
-            TextColumn("{task.fields[what]}", markup=False),
-            TimeElapsedColumn(),
-        )
-        begin = time.monotonic()
-        progress = Progress(*columns, console=self._console, transient=True)
-        stage = _RichStage(progress, progress.add_task(name, total=None, what=clean(text)))
-        stage.text = text
+        stage, ended = Told(name, text, self._clock), threading.Event()
+        shown = threading.Thread(target=self._turn if self._terminal else self._speak, args=(stage, ended), daemon=True)
+        shown.start()
         try:
-            with progress:
-                yield stage
-        except BaseException:
-            self._line("✖", "bold red", name, stage.text, begin)
-            raise
-        self._line("✔", "bold green", name, stage.result or stage.text, begin)
-
-    def _line(self, mark: str, style: str, name: str, text: str, begin: float) -> None:
-        row = Table.grid(padding=(0, 1))
-        row.add_column(no_wrap=True)
-        row.add_column(no_wrap=True, min_width=10)
-        row.add_column()  # a long text is wrapped in its own column, and the seconds stay in one piece
-        row.add_column(no_wrap=True)
-        passed = Text(f"{time.monotonic() - begin:.1f} s", "bright_black")
-        row.add_row(Text(mark, style), Text(name), Text(clean(text)), passed)
-        self._console.print(row)
+            yield stage
+        finally:
+            ended.set()
+            shown.join()
 
     def note(self, text: str) -> None:
-        self._console.print(Text(clean(text)))
+        print(clean(text), file=self._stream, flush=True)
+
+    def _speak(self, stage: Told, ended: threading.Event) -> None:
+        while not ended.wait(self._patience):
+            passed = duration(self._clock() - stage.begun)
+            print(clean(f"{stage.name}: ... {stage.now()} ({passed})"), file=self._stream, flush=True)
+
+    def _turn(self, stage: Told, ended: threading.Event) -> None:
+        import shutil
+
+        if ended.wait(self._patience / 2):
+            return
+        turn = 0
+        while True:
+            passed = duration(self._clock() - stage.begun)
+            line = clean(f"{_TURN[turn % 4]} {stage.now()} ({passed})")
+            self._stream.write(f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K")
+            self._stream.flush()
+            turn += 1
+            if ended.wait(0.25):
+                break
+        self._stream.write("\r\x1b[K")
+        self._stream.flush()

@@ -51,23 +51,51 @@ def test_nothing_done_nothing_shown() -> None:
     assert out.getvalue() == ""
 
 
+def wait_for(out: io.StringIO, word: str, times: int) -> None:
+    deadline = time.monotonic() + 30
+    while out.getvalue().count(word) < times and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert out.getvalue().count(word) >= times
+
+
 def test_a_long_step_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.bar.PLAIN_EVERY_S", 0.02)
     out = io.StringIO()
     bar = Bar("evaluate", 4, "prompts", stream=out)
-    deadline = time.monotonic() + 30
     with bar.alive():
         bar.update(0, "loading the target")
-        while out.getvalue().count("\n") < 4 and time.monotonic() < deadline:
-            time.sleep(0.005)
-    lines = out.getvalue().splitlines()
+        wait_for(out, "evaluate: 0/4 prompts  loading the target", 4)
+        bar.weights(3, 9)
+        wait_for(out, "loading the target: 3 of 9 weights", 2)
+        bar.phase("writing", 7, "MiB", poll=lambda: 5)  # nobody says how far it is: the file is asked
+        wait_for(out, "writing: 5/7 MiB", 2)
+        bar.phase("verifying", 3, "MiB")
+        bar.add(2 << 20)
+        wait_for(out, "verifying: 2/3 MiB", 2)
     unknown = io.StringIO()
     Bar("features", 0, "", stream=unknown).update(0, "reading target and data")
     assert unknown.getvalue() == "features: reading target and data\n"
-    assert len(lines) >= 4 and all(line.startswith("evaluate: 0/4 prompts  loading the target") for line in lines)
     ended = out.getvalue()
     time.sleep(0.1)
     assert out.getvalue() == ended
+
+
+def test_a_line_is_no_wider_than_the_terminal_and_what_is_said_stands_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    out = Terminal()
+    bar = Bar("evaluate", 4, "prompts", stream=out)
+    bar.update(4, "x" * 100)
+    bar.say("left out: line 3")
+    bar.close()
+    drawn, _, said = out.getvalue().partition("\r\x1b[K")[2].partition("\r\x1b[K")
+    assert len(drawn) == 39 and said == "left out: line 3\n"
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    out = Terminal()
+    Bar("evaluate", 4, "prompts", stream=out, clock=lambda: 1.0).update(4)
+    assert out.getvalue() == "evaluate: 4/4 prompts\n"
 
 
 def test_durations() -> None:

@@ -8,7 +8,9 @@ import time
 import pytest
 from rich.console import Console
 
-from dflash_ops.view.stages import Live, Plain
+from dflash_ops.view.live import Live
+from dflash_ops.view.pace import Pace
+from dflash_ops.view.stages import Plain, Told, Waiting
 
 
 def test_one_plain_line_a_stage_with_its_result() -> None:
@@ -21,17 +23,89 @@ def test_one_plain_line_a_stage_with_its_result() -> None:
     assert out.getvalue().count("\n") == 1
 
 
-def test_a_slow_stage_speaks_up_again_and_again_ever_more_seldom() -> None:
+def test_a_slow_stage_speaks_up_again_and_again() -> None:
     out = io.StringIO()
     with Plain(out, patience=0.05).stage("stop", "waiting for the save") as stage:
-        end = time.monotonic() + 20
-        while out.getvalue().count("...") < 3 and time.monotonic() < end:
-            time.sleep(0.01)
+        wait_for(out, "...", 4)
         stage.done("saved")
     lines = out.getvalue().splitlines()
-    assert lines[0].startswith("stop: ... waiting for the save (")
-    assert 3 <= len(lines) - 1 <= 12
+    assert lines[0] == "stop: ... waiting for the save (0 s)"
+    assert all(line.startswith("stop: ... ") for line in lines[:-1])
     assert lines[-1].startswith("stop: saved")
+
+
+def wait_for(out: io.StringIO, word: str, times: int) -> None:
+    end = time.monotonic() + 30
+    while out.getvalue().count(word) < times and time.monotonic() < end:
+        time.sleep(0.01)
+    assert out.getvalue().count(word) >= times
+
+
+def test_rates_and_the_time_that_is_left_are_those_of_the_last_seconds() -> None:
+    now = [0.0]
+    pace = Pace("", lambda: now[0])
+    pace.update(0, 40 << 20)
+    assert pace.text() == "0 B of 40.0 MiB" and pace.rate is None
+    for second in range(1, 11):
+        now[0] = second
+        pace.update(second << 20, 40 << 20)
+    assert pace.text() == "10.0 MiB of 40.0 MiB, 1.0 MiB/s, 30 s left"
+    now[0] = 30.0  # it hangs: the rate falls while nobody says anything
+    assert pace.text().startswith("10.0 MiB of 40.0 MiB, 341.3 KiB/s, 1 min left")
+    for second in range(31, 61):
+        now[0] = second
+        pace.update(min(40, 10 + second - 30) << 20, 40 << 20)
+    assert pace.text() == "40.0 MiB of 40.0 MiB, 1.0 MiB/s" and pace.share == 1.0
+    pace.update(0, 10)  # a second try begins anew
+    assert pace.rate is None and pace.share == 0.0
+
+
+def test_counts_and_what_is_left_of_a_time() -> None:
+    now = [0.0]
+    told = Told("stop", "save and stop", lambda: now[0])
+    told.until(60, "before KILL")
+    now[0] = 12.5
+    assert told.now() == "save and stop, 47 s before KILL"
+    now[0] = 100.0
+    assert told.now() == "save and stop, 0 s before KILL"
+    told = Told("verify", "hashing", lambda: now[0])
+    told.count(1, 8, "checkpoints")
+    now[0] = 110.0
+    told.count(3, 8, "checkpoints")
+    assert told.now() == "3 of 8 checkpoints, 0.2 checkpoints/s, 25 s left" and told.kept() == "hashing"
+    told.say("reading the list")
+    assert told.now() == "reading the list"
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_is_only_waited_for_shows_itself_when_it_lasts_and_leaves_nothing() -> None:
+    quick, plain, screen = io.StringIO(), io.StringIO(), Screen()
+    with Waiting(quick, terminal=False).stage("status", "asking gpu"):
+        pass
+    assert quick.getvalue() == ""
+    with Waiting(plain, terminal=False, patience=0.05).stage("status", "asking gpu") as stage:
+        wait_for(plain, "asking gpu", 2)
+        stage.bytes(1, 2)
+        wait_for(plain, "1 B of 2 B", 1)
+    assert plain.getvalue().startswith("status: ... asking gpu (0 s)\n") and "\x1b" not in plain.getvalue()
+    with Waiting(screen, terminal=True, patience=0.05).stage("status", "asking gpu"):
+        wait_for(screen, "asking gpu", 2)
+    assert screen.getvalue().endswith("\r\x1b[K") and "\n" not in screen.getvalue()
+
+
+def test_a_terminal_sees_bytes_rate_and_time_that_is_left_without_a_word_from_the_sender() -> None:
+    out = io.StringIO()
+    live = Live(Console(file=out, force_terminal=True, width=120, color_system=None))
+    with live.stage("send", "sending") as stage:
+        stage.bytes(0, 1000)
+        time.sleep(0.6)  # half a second until there is a rate
+        stage.bytes(100, 1000)
+        wait_for(out, "B/s, ", 1)
+        wait_for(out, "s left", 2)
 
 
 def test_a_stage_that_fails_says_so_and_lets_the_error_through() -> None:

@@ -20,9 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    from trainer.bar import Bar
     from trainer.nodes_record import audit_nodes
 
-    result = audit_nodes(args.attempts)
+    bar = Bar("audit", 0, "")
+    bar.phase("audit", 0, "", text="replaying the record of the plan")
+    with bar.alive():
+        result = audit_nodes(args.attempts)
     if args.json:
         print(json.dumps({"schema": 1, "kind": "audit", "ok": result.ok, **dataclasses.asdict(result)}))
         return 0 if result.ok else 1

@@ -22,17 +22,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    from trainer.bar import Bar
     from trainer.checkpoint import unwritable
     from trainer.config import load_config
     from trainer.prepare import gpus_missing, needs, prepare
 
+    bar = Bar("check", 0, "")
+    bar.phase("check", 0, "", text="reading config, target, data and checkpoint")
     errors: list[TrainerError] = []
     out: dict[str, Any] = {"ok": False, "errors": [], "needs": None, "total_steps": None, "from_step": None}
     try:
         config = load_config(args.config, args.overrides, targets=args.targets, drafters=args.drafters)
         errors += gpus_missing(config)
         errors += unwritable(args.checkpoints) if args.checkpoints is not None else []
-        prepared = prepare(config, args.checkpoints, args.resume, in_part=True)
+        with bar.alive():
+            prepared = prepare(config, args.checkpoints, args.resume, in_part=True)
         out["needs"] = needs(prepared)
         # The first lines of large data tell nothing about how many batches all of it makes.
         known = prepared.index.whole or config.train.steps is not None

@@ -36,11 +36,8 @@ def main(args: argparse.Namespace) -> int:
             own_progress_only()
         bar.update(done, f"loss {loss:.2f}" if done else "loading torch")
 
-    with told("building the demo target", "nothing was written; the same command starts anew"):
-        try:
-            built = build(args.out, recipe, report, threads=share_cores(args.threads, 8))
-        finally:
-            bar.close()
+    with told("building the demo target", "nothing was written; the same command starts anew"), bar.alive():
+        built = build(args.out, recipe, report, threads=share_cores(args.threads, 8))
     print(f"{'found' if built.reused else 'built'} {built.target} (loss {built.loss:.2f} nats a byte)")
     if args.json:
         print(

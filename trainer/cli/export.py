@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from trainer.bar import Bar
     from trainer.checkpoint import Checkpoint
 
 
@@ -32,35 +33,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from trainer.checkpoint import choose
+    from trainer.bar import Bar
     from trainer.cli.guard import told
-    from trainer.drafter_source import from_checkpoint, newest
     from trainer.errors import ConfigError
 
     if args.checkpoints is None and args.checkpoint == "auto":
         raise ConfigError(
             "--checkpoint auto needs the folder to look in", "--checkpoints", "give it, or one checkpoint"
         )
-    with told("the export", "nothing was written; an earlier export is whole"):
-        if args.checkpoint == "auto":
-            found = newest(args.checkpoints)
-        elif args.checkpoints is None:
-            found = _named(Path(args.checkpoint))
-        else:
-            chosen = choose(args.checkpoints, args.checkpoint)
-            if chosen is None:
-                raise ConfigError(
-                    f"{args.checkpoint!r} names no checkpoint", "--checkpoint", "a folder, a name or auto"
-                )
-            found = chosen
-        source = from_checkpoint(found)
+    bar = Bar("export", 0, "")
+    with told("the export", "nothing was written; an earlier export is whole"), bar.alive():
+        bar.phase("export", 0, "", text="loading torch")
         import torch
 
+        from trainer.drafter_source import from_checkpoint
         from trainer.export import export_drafter
 
-        by_layer = args.causality == "by-layer"
+        checkpoint = _chosen(args, bar)
+        bar.phase("export", 0, "", text="reading the weights")
+        source = from_checkpoint(checkpoint)
 
-        out = export_drafter(source.state, source.config, args.out, dtype=getattr(torch, args.dtype), by_layer=by_layer)
+        def writing(file: Path, size: int) -> None:
+            bar.phase("writing", size >> 20, "MiB", poll=lambda: file.stat().st_size >> 20 if file.exists() else 0)
+
+        dtype = getattr(torch, args.dtype)
+        by_layer = args.causality == "by-layer"
+        out = export_drafter(source.state, source.config, args.out, dtype=dtype, by_layer=by_layer, writing=writing)
     size = sum(f.stat().st_size for f in out.iterdir())
     print(f"wrote {out}: step {source.step}, {len(source.state)} tensors, {size / 2**20:.1f} MiB, {args.dtype}")
     if source.config.mixed and not by_layer:
@@ -83,13 +81,40 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _named(path: Path) -> Checkpoint:
+def _chosen(args: argparse.Namespace, bar: Bar) -> Checkpoint:
+    """The checkpoint that is meant, verified; the bar tells how much of it was read.
+
+    Raises:
+        ConfigError: no such one. CheckpointError: it is not whole.
+    """
+    from trainer.checkpoint import choose, list_checkpoints, size_of
+    from trainer.drafter_source import newest
+    from trainer.errors import ConfigError
+
+    def hashing(path: Path) -> None:
+        bar.phase(f"verifying {path.name}", size_of(path) >> 20, "MiB")
+
+    if args.checkpoint == "auto":
+        for latest in list_checkpoints(args.checkpoints)[-1:]:
+            hashing(latest)
+        return newest(args.checkpoints, bar.add)
+    if args.checkpoints is None:
+        hashing(Path(args.checkpoint))
+        return _named(Path(args.checkpoint), bar)
+    hashing(args.checkpoints / args.checkpoint)
+    chosen = choose(args.checkpoints, args.checkpoint, bar.add)
+    if chosen is None:
+        raise ConfigError(f"{args.checkpoint!r} names no checkpoint", "--checkpoint", "a folder, a name or auto")
+    return chosen
+
+
+def _named(path: Path, bar: Bar) -> Checkpoint:
     """The checkpoint in this very folder, verified."""
     from trainer.checkpoint import verify
     from trainer.errors import CheckpointError
 
     try:
-        return verify(path)
+        return verify(path, bar.add)
     except CheckpointError as error:
         fix = "name another one: a folder step-N that holds manifest.json"
         raise CheckpointError(error.what, error.where, error.next or fix) from error

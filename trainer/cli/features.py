@@ -47,15 +47,15 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError("there are 0 targets to compute features", "workers.target_devices", "name a device")
     raise_if_any(gpus_missing(config))
     alone = replace(config, features=replace(config.features, path=None))
-    waiting = Bar("features", 0, "")
-    with told("reading the data", "nothing was computed; whole shards of earlier calls stay"), waiting.alive():
-        waiting.update(0, "reading target and data")
-        prepared = prepare(alone, None, "none", progress=_tokenizing(waiting))
-    bar = Bar("features", sum(prepared.index.lengths), "tokens")
-    with StopSignals() as signals:
-        from trainer.feature_writer import write_features
+    bar = Bar("features", 0, "")
+    with bar.alive():
+        bar.update(0, "reading target and data")
+        with told("reading the data", "nothing was computed; whole shards of earlier calls stay"):
+            prepared = prepare(alone, None, "none", progress=_tokenizing(bar))
+        bar.phase("features", sum(prepared.index.lengths), "tokens", text="starting the targets")
+        with StopSignals() as signals:
+            from trainer.feature_writer import write_features
 
-        with bar.alive():
             code = write_features(prepared, out.absolute(), int(args.shard_mib * (1 << 20)), signals, _shown(bar))
     manifest = read_manifest(out)
     assert manifest is not None
@@ -86,11 +86,16 @@ def _shown(bar: Bar) -> Callable[[int, int, str], None]:
     return show
 
 
-def _tokenizing(waiting: Bar) -> Callable[[int, int, str], None]:
-    """Progress of conversations that are made into tokens first, told by the bar that is there already."""
+def _tokenizing(bar: Bar) -> Callable[[int, int, str], None]:
+    """Progress of conversations that are made into tokens first."""
+    begun = False
 
-    def show(done: int, total: int, text: str) -> None:
-        waiting.update(0, f"tokenizing {done}/{total} lines  {text.replace(',_', '  ').replace('_', ' ')}")
+    def show(done: int, total: int, _: str) -> None:
+        nonlocal begun
+        if not begun:
+            begun = True
+            bar.phase("tokenizing", max(1, total), "lines", done=done)
+        bar.update(done)
 
     return show
 

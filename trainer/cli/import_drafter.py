@@ -19,12 +19,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    from trainer.bar import Bar
     from trainer.cli.guard import told
-    from trainer.drafter_config import FULL, SLIDING
     from trainer.errors import ConfigError
-    from trainer.export import load_drafter
 
-    with told("the import", "nothing was written"):
+    bar = Bar("import", 0, "")
+    bar.phase("import", 0, "", text="reading the drafter")
+    with told("the import", "nothing was written"), bar.alive():
+        from trainer.drafter_config import FULL, SLIDING
+        from trainer.export import load_drafter
+
         config, state = load_drafter(args.drafter)
     full = sum(kind == FULL for kind in config.layer_types)
     if config.layer_types != (SLIDING,) * (config.num_hidden_layers - full) + (FULL,) * full:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from trainer.bar import Bar
     from trainer.regenerate import Plan
 
 #: Options of one of the two ways; with the other they are refused.
@@ -75,12 +73,8 @@ def main(args: argparse.Namespace) -> int:
         way = "--target" if args.target else "--server"
         raise ConfigError(f"{', '.join(strangers)} means nothing with {way}", "regenerate", "leave it out")
     shown = _Shown()
-    with told("writing the responses", "the same command goes on from here"):
-        try:
-            record = (_local if args.target else _server)(args, shown)
-        finally:
-            if shown.bar is not None:
-                shown.bar.close()
+    with told("writing the responses", "the same command goes on from here"), shown.bar.alive():
+        record = (_local if args.target else _server)(args, shown)
     plan = shown.plan
     assert plan is not None
     missing = plan.total - plan.done - record["made"]
@@ -97,26 +91,26 @@ class _Shown:
     """What is said on the way, and the plan that was heard."""
 
     def __init__(self) -> None:
+        from trainer.bar import Bar
+
         self.plan: Plan | None = None
-        self.bar: Bar | None = None
+        self.bar = Bar("responses", 0, "prompts")
+        self.bar.phase("responses", 0, "prompts", text="reading the prompts")
         self._working: float | None = None
 
     def planned(self, plan: Plan, first: str) -> None:
-        from trainer.bar import Bar
-
         self.plan = plan
         for fault in plan.skipped:
-            print(f"left out: {fault}", file=sys.stderr)
+            self.bar.say(f"left out: {fault}")
         if plan.replaced:
-            print(f"made anew: {plan.out} was made from something else", file=sys.stderr)
+            self.bar.say(f"made anew: {plan.out} was made from something else")
         if 0 < plan.done < plan.total:
-            print(f"going on: {plan.done} of {plan.total} responses are there", file=sys.stderr)
+            self.bar.say(f"going on: {plan.done} of {plan.total} responses are there")
         if plan.done < plan.total:
-            self.bar = Bar("responses", plan.total, "prompts", done=plan.done)
+            self.bar.phase("responses", plan.total, "prompts", done=plan.done)
             self.bar.update(plan.done, first)
 
     def progress(self, done: int, tokens: int) -> None:
-        assert self.bar is not None
         now = time.monotonic()
         if self._working is None:
             self._working = now
@@ -153,9 +147,10 @@ def _local(args: argparse.Namespace, shown: _Shown) -> dict[str, Any]:
         template_options=read_options(args.template_options, "--template-options"),
         planned=planned,
         progress=shown.progress,
+        loading=shown.bar.weights,
     )
     for fault in plan.skipped[len(shown.plan.skipped) if shown.plan else 0 :]:
-        print(f"left out: {fault}", file=sys.stderr)
+        shown.bar.say(f"left out: {fault}")
     shown.plan = plan
     return {"made": plan.total - plan.done}
 
@@ -186,9 +181,9 @@ def _server(args: argparse.Namespace, shown: _Shown) -> dict[str, Any]:
         progress=shown.progress,
     )
     for fault in outcome.named:
-        print(f"bad answer: {fault}", file=sys.stderr)
+        shown.bar.say(f"bad answer: {fault}")
     if outcome.bad.total():
-        print("the same command asks again for the missing ones", file=sys.stderr)
+        shown.bar.say("the same command asks again for the missing ones")
     return {"made": outcome.made, "bad": dict(outcome.bad)}
 
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from trainer.bar import Bar
 from trainer.errors import CheckpointError, ConfigError
 
 
@@ -23,31 +24,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from trainer.checkpoint import KEEP, verify
+    from trainer.checkpoint import size_of
 
     found: list[dict[str, Any]] = []
-    for path in _chosen(args):
-        entry: dict[str, Any] = {
-            "path": str(path),
-            "ok": True,
-            "step": None,
-            "bytes": None,
-            "kept": (path / KEEP).exists(),
-        }
-        try:
-            entry["step"] = verify(path).step
-            entry["bytes"] = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
-        except CheckpointError as error:
-            entry |= {"ok": False, "what": error.what, "where": error.where}
-        found.append(entry)
-        if not args.json:
-            print(_line(entry), flush=True)
+    bar = Bar("verifying", 0, "")
+    with bar.alive():
+        for path in _chosen(args):
+            bar.phase(f"verifying {path.name}", size_of(path) >> 20, "MiB")
+            entry = _entry(path, bar)
+            found.append(entry)
+            if not args.json:
+                bar.clear()
+                print(_line(entry), flush=True)
+        bar.clear()
     bad = sum(not entry["ok"] for entry in found)
     if args.json:
         print(json.dumps({"schema": 1, "kind": "verify", "ok": not bad, "checkpoints": found}))
     elif len(found) > 1:
         print(f"{len(found)} checkpoints, {bad} of them not whole" if bad else f"{len(found)} checkpoints, all whole")
     return CheckpointError.exit_code if bad else 0
+
+
+def _entry(path: Path, bar: Bar) -> dict[str, Any]:
+    """What is said of one checkpoint."""
+    from trainer.checkpoint import KEEP, verify
+
+    kept = (path / KEEP).exists()
+    entry: dict[str, Any] = {"path": str(path), "ok": True, "step": None, "bytes": None, "kept": kept}
+    try:
+        entry["step"] = verify(path, bar.add).step
+        entry["bytes"] = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+    except CheckpointError as error:
+        entry |= {"ok": False, "what": error.what, "where": error.where}
+    return entry
 
 
 def _chosen(args: argparse.Namespace) -> list[Path]:
