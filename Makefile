@@ -47,7 +47,7 @@ docs: venv
 golden: venv
 	@$(BIN)/python -m pytest -m golden tests/trainer
 
-chaos: venv
+chaos: venv lab-packages
 	@cd tests && OMP_NUM_THREADS=1 PYTHONPATH=.. ../$(BIN)/python -m chaos
 
 bench: venv

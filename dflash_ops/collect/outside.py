@@ -6,6 +6,7 @@ Unlike `status` it never has the resident look anew (which would start a dead on
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from typing import Any, TypeVar
@@ -22,12 +23,13 @@ from dflash_ops.errors import (
     HostError,
 )
 from dflash_ops.hosts.base import Host
+from dflash_ops.hosts.lxc import CLEAN
 from dflash_ops.inventory import Job
 from dflash_ops.resident.daemon import LoopRecord
 from dflash_ops.resident.lease import TTL_S, LeaseRecord
 from dflash_ops.supervise.detect import gpu
 from dflash_ops.supervise.detect.history import History
-from dflash_ops.supervise.outside import UNREACHABLE, Inside, Look, Memory
+from dflash_ops.supervise.outside import LOCKED, STOPPED, UNREACHABLE, Inside, Look, Memory
 
 ASK_S = 20.0
 Record = TypeVar("Record", LeaseRecord, LoopRecord)
@@ -69,6 +71,11 @@ def look(host: Host, job: Job, below: kernel.KernelHost, memory: Memory) -> Look
         # Of a container that went away the kernel may know why.
         asked = fault != UNREACHABLE and below.container is not None
         lines, until = _kernel(below, memory.kernel_t, ahead_s) if asked else ((), None)
+        now = time.time()
+        if fault == STOPPED and LOCKED in memory.since and now < memory.lock_next:
+            return Look(now, LOCKED, memory.texts.get(LOCKED, detail), kernel=lines, kernel_t=until, asked=False)
+        if fault == STOPPED and (lock := _lock(below)):
+            fault, detail = LOCKED, f"the container does not run, and is locked by: {lock}"
         return Look(time.time(), fault, detail, kernel=lines, kernel_t=until)
     inside = _inside(done.text, mark, f"{host.name}: {job.root}")
     if inside is not None:
@@ -76,6 +83,18 @@ def look(host: Host, job: Job, below: kernel.KernelHost, memory: Memory) -> Look
     t = time.time()
     lines, until = _kernel(below, memory.kernel_t, ahead_s)
     return Look(t, inside=inside, kernel=lines, kernel_t=until)
+
+
+def _lock(below: kernel.KernelHost) -> str:
+    """Who holds a stopped container (pct's word, such as `backup`); "" where nobody does, or pct does not say."""
+    if below.container is None:
+        return ""
+    try:
+        done = below.host.run(["env", "-i", *CLEAN, "pct", "config", str(below.container)], deadline=ASK_S)
+    except HostError:
+        return ""  # then a start will be told
+    found = re.search(r"(?m)^lock: ([\w-]+)$", done.text)
+    return found[1] if done.rc == 0 and found is not None else ""
 
 
 def _inside(text: str, mark: str, where: str) -> Inside | None:

@@ -20,10 +20,15 @@ SEEN_S = 900.0
 #: Texts of the kernel log that are remembered as told.
 _MOST_LINES = 200
 
+#: Seconds after which a locked container is asked for its lock again, the first time and at most; doubled each time.
+LOCK_S = (15.0, 600.0)
+
 UNREACHABLE = "unreachable"
 STOPPED = "container_stopped"
+#: It does not run, and another task (a backup, a snapshot) holds it.
+LOCKED = "container_locked"
 #: Conditions under which nothing inside can be seen.
-BLIND = frozenset({UNREACHABLE, STOPPED, "container_locked", "container_missing"})
+BLIND = frozenset({UNREACHABLE, STOPPED, LOCKED, "container_missing"})
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,8 @@ class Inside:
 @dataclass(frozen=True)
 class Look:
     """One look. `fault`: a word of BLIND, "" where the machine answered; `inside`: None where nothing ever ran;
-    `kernel_t`: up to when the kernel's lines are known, None where they could not be read."""
+    `kernel_t`: up to when the kernel's lines are known, None where they could not be read; `asked`: of a locked
+    container, that it was asked for its lock this time."""
 
     t: float
     fault: str = ""
@@ -58,12 +64,14 @@ class Look:
     inside: Inside | None = None
     kernel: tuple[Finding, ...] = ()
     kernel_t: float | None = None
+    asked: bool = True
 
 
 @dataclass(frozen=True)
 class Memory:
     """What was said already. `since`: condition -> when it was first seen; `seen`: the last look inside; `kernel_t`:
-    as in the last look that could read the kernel's lines, None before the first one."""
+    as in the last look that could read the kernel's lines, None before the first one; `down_t`: when the container was
+    first seen not to run, 0 while it does; `lock_asks`, `lock_next`: how often its lock was asked for, when next."""
 
     SCHEMA: ClassVar[int] = 1
 
@@ -73,6 +81,9 @@ class Memory:
     kernel: tuple[str, ...] = ()
     kernel_t: float | None = None
     notified: dict[str, float] = field(default_factory=dict)
+    down_t: float = 0.0
+    lock_asks: int = 0
+    lock_next: float = 0.0
     schema: int = 1
 
 
@@ -107,6 +118,7 @@ def conditions(look: Look) -> dict[str, str]:
 def changes(memory: Memory, look: Look) -> tuple[Memory, tuple[Change, ...]]:
     """What is news since the look before, and what is remembered now."""
     now = conditions(look)
+    memory = _down(memory, look)
     said: list[Change] = []
     since, texts = dict(memory.since), dict(memory.texts)
     for word, text in now.items():
@@ -137,6 +149,19 @@ def changes(memory: Memory, look: Look) -> tuple[Memory, tuple[Change, ...]]:
     return replace(memory, since=since, texts=texts), tuple(said)
 
 
+def _down(memory: Memory, look: Look) -> Memory:
+    """Since when it does not run, and when its lock is asked for again: each time twice as long after."""
+    if look.fault == UNREACHABLE:
+        return memory
+    down = memory.down_t or look.t if look.fault in (STOPPED, LOCKED) else 0.0
+    if look.fault != LOCKED:
+        return replace(memory, down_t=down, lock_asks=0, lock_next=0.0)
+    if not look.asked:
+        return replace(memory, down_t=down)
+    pause = min(LOCK_S[1], LOCK_S[0] * 2.0 ** min(memory.lock_asks, 30))
+    return replace(memory, down_t=down, lock_asks=memory.lock_asks + 1, lock_next=look.t + pause)
+
+
 def words(condition: str) -> str:
     return condition.replace("_", " ")
 
@@ -149,20 +174,23 @@ def situation(look: Look, memory: Memory, job: str, place: str) -> Situation:
         memory: after this look. place: names the container for good, such as `proxmox 200`.
     """
     seen = memory.seen
-    if look.fault != STOPPED:
+    if look.fault not in (STOPPED, LOCKED):
         blind = State.UNREACHABLE if look.fault else State.UNKNOWN
         return Situation(look.t, job=job, side="outside", state=blind, since=look.t, lease=False)
-    began = memory.since.get(STOPPED, look.t)
+    began = memory.down_t or look.t
     missing: tuple[str, ...] = ()
     if seen is None or began - seen.t > SEEN_S:
         missing = ("what the job did before its container stopped",)
     ended = seen is not None and seen.state in (State.FINISHED, State.STOPPED)
+    kind, title = ("ct_down", "The container does not run")
+    if look.fault == LOCKED:
+        kind, title = ("ct_locked", "The container is locked")
     diagnosis = Diagnosis(
-        "ct_down",
-        "The container does not run",
+        kind,
+        title,
         look.detail,
         evidence=(EvidenceLine(look.detail, source="pct", role="cause"),),
-        fingerprint=key("ct_down", place),
+        fingerprint=key(kind, place),
         confidence=1.0,
     )
     return Situation(

@@ -35,6 +35,7 @@ from chaos.causes import (
     table,
 )
 from chaos.scene import Fault
+from chaos.wired import clock_jumps, container_stops, lab_needed, link_flaps, link_is_cut, reboots
 from dflash_ops.contracts import Way
 
 KILL = "host_oom_sigkill"
@@ -279,6 +280,48 @@ FAULTS: tuple[Fault, ...] = (
         changes=bundled(bad_from=150),
     ),
     Fault("bundled: NaN", "a learning rate of 1e30", ("nan_loss",), (), "held", changes=bundled(**{"train.lr": 1e30})),
+    Fault(
+        "clock jump",
+        "in a container: an hour ahead for supervisor and launcher, which is then killed",
+        (KILL,),
+        ONCE,
+        wired=clock_jumps,
+        needs=lab_needed,
+    ),
+    Fault(
+        "container stopped",
+        "the container is stopped under the job; `supervise` may start it",
+        ("ct_down", "host_rebooted"),
+        ("start_container", "restart"),
+        allow=("ct_down:start_container", "host_rebooted:restart"),
+        wired=container_stops,
+        needs=lab_needed,
+    ),
+    Fault(
+        "reboot",
+        "the container is started again; `enable` had written its start hook",
+        ("host_rebooted",),
+        ONCE,
+        allow=("host_rebooted:restart",),
+        wired=reboots,
+        needs=lab_needed,
+    ),
+    Fault(
+        "link flaps",
+        "the way to the host comes and goes three times, and the launcher is killed",
+        (KILL,),
+        ONCE,
+        wired=link_flaps,
+        needs=lab_needed,
+    ),
+    Fault(
+        "link cut",
+        "the way to the host is gone while the launcher is killed: only told",
+        (KILL,),
+        ONCE,
+        wired=link_is_cut,
+        needs=lab_needed,
+    ),
     Fault("Ctrl-C", "Ctrl-C in the pane", (), (), "none", "stopped", during=ctrl_c),
     Fault("stop", "an operator's stop", (), (), "none", "stopped", during=stops),
 )

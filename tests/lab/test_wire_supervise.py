@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -36,8 +37,18 @@ def test_a_cut_link_is_told_and_a_stopped_container_started(
         assert "no longer unreachable" in back.out
 
         lab.faults.stop_container(200)
+        with lab.faults.locked(200):
+            held = job.ops("supervise", "--once")
+            assert held.code == 1
+            assert "and is locked by: backup" in held.out
+            assert "it waits until the other task lets the container go" in held.out
+            assert job.ops("supervise", "--once").out == ""
+        (memory,) = (tmp_path / "state").rglob("seen.json")
+        seen = json.loads(memory.read_text())
+        memory.write_text(json.dumps({**seen, "lock_next": 0.0}))  # as if its time had come
         down = job.ops("supervise", "--once")
         assert down.code == 1
+        assert "the other task has let the container go" in down.out
         assert "the container was started: pct start 200" in down.out
         job.until(lambda s: s["attempt"] == 2 and s["state"] == "stepping")
         assert "no longer container stopped" in job.ops("supervise", "--once").out

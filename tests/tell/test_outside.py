@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -53,6 +54,9 @@ class Proxmox(FakeHost):
     pct_fault = ""
     status = "stopped"
     starts = 0
+    lock = ""
+    late_lock = ""
+    asked = 0
 
     def __init__(self, inside: Inside) -> None:
         super().__init__("proxmox")
@@ -73,7 +77,13 @@ class Proxmox(FakeHost):
             if self.pct_fault:
                 return Completed(tuple(argv), 2, b"", self.pct_fault.encode())
             return Completed(tuple(argv), 0, f"status: {self.status}\n".encode(), b"")
+        if argv[-3:-1] == ["pct", "config"]:
+            self.asked += 1
+            lock = f"lock: {self.lock}\n" if self.lock else ""
+            return Completed(tuple(argv), 0, f"arch: amd64\n{lock}ostype: debian\n".encode(), b"")
         assert argv[-3:] == ["pct", "start", "200"], argv
+        if held := self.lock or self.late_lock:
+            return Completed(tuple(argv), 255, b"", f"CT is locked ({held})\n".encode())
         self.starts += 1
         self._inside.fault = None
         return Completed(tuple(argv), 0, b"", b"")
@@ -82,7 +92,7 @@ class Proxmox(FakeHost):
 class Place:
     """A job in a container, its files on this machine, and the watch of it."""
 
-    def __init__(self, folder: Path, allow: str = '"ct_down:start_container"') -> None:
+    def __init__(self, folder: Path, allow: str = '"ct_down:start_container"', more: str = "") -> None:
         self.root = folder / "job"
         (self.root / "run").mkdir(parents=True)
         self.inventory = folder / "inventory.toml"
@@ -90,7 +100,7 @@ class Place:
             'schema = 1\n[hosts.proxmox]\nkind = "ssh"\naddress = "192.0.2.6"\n'
             '[hosts.gpu]\nkind = "lxc"\nvia = "proxmox"\nid = 200\n'
             f'[jobs.train]\nhost = "gpu"\nroot = {json.dumps(str(self.root))}\ncommand = ["true"]\n'
-            f"progress = '(?P<step>x)'\npolicy = {{ allow = [{allow}] }}\n"
+            f"progress = '(?P<step>x)'\npolicy = {{ allow = [{allow}]{more} }}\n"
         )
         self.inside = Inside("gpu")
         self.proxmox = Proxmox(self.inside)
@@ -233,6 +243,63 @@ def test_a_container_is_never_started(why: str, place: Callable[..., Place]) -> 
     }
     assert sum(reasons[why] in text for text in said) == 1, said
     assert one.watch.code == 1
+
+
+def test_a_locked_container_is_waited_for_ever_more_seldom_and_started_once_it_is_free(
+    place: Callable[..., Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = place()
+    one.is_at(State.STEPPING, step=10)
+    one.look()
+    one.inside.fault, one.proxmox.lock = DOWN, "backup"
+    said = one.look()
+    assert said[0].startswith("container locked since ")
+    assert said[0].endswith("and is locked by: backup")
+    assert said[1:] == ["it waits until the other task lets the container go: the lock is not broken"]
+    asked = []
+    now = time.time()
+    for seconds in range(15, 3 * 3600, 15):  # a look each 15 s; the backup takes three hours
+        monkeypatch.setattr(time, "time", lambda at=now + seconds: at)
+        before = one.proxmox.asked
+        assert one.look() == []
+        asked += [seconds] if one.proxmox.asked > before else []
+    assert asked[:4] == [15, 45, 105, 225]
+    assert max(b - a for a, b in itertools.pairwise(asked)) == 600
+    assert one.proxmox.starts == 0
+    one.proxmox.lock = ""
+    monkeypatch.setattr(time, "time", lambda: now + 4 * 3600)
+    freed = one.look()
+    assert freed[-3].startswith("the other task has let the container go, after 14")
+    assert freed[-2] == "the container was started: pct start 200 (on proxmox)"
+    assert one.journal() == [
+        "diagnosed", "action_intended", "action_done", "diagnosed", "action_intended", "action_done"
+    ]  # fmt: skip
+    assert one.proxmox.starts == 1
+
+
+def test_a_lock_that_comes_between_look_and_start_costs_no_try(place: Callable[..., Place]) -> None:
+    one = place()
+    one.is_at(State.STEPPING)
+    one.look()
+    one.inside.fault, one.proxmox.late_lock = DOWN, "snapshot"
+    assert one.look()[-1] == "the container is not started yet: the container is locked by: snapshot"
+    assert one.look() == []
+    one.proxmox.late_lock, one.proxmox.lock = "", "snapshot"
+    assert "container locked since" in " ".join(one.look())
+    one.proxmox.lock = ""
+    one.watch._memory = replace(one.watch._memory, lock_next=0.0)
+    assert "the container was started: pct start 200 (on proxmox)" in one.look()
+    assert one.journal() == ["diagnosed", "action_intended", "action_done"]
+
+
+def test_without_mode_act_a_lock_is_told_only(place: Callable[..., Place]) -> None:
+    one = place(more=', mode = "observe"')
+    one.is_at(State.STEPPING)
+    one.look()
+    one.inside.fault, one.proxmox.lock = DOWN, "backup"
+    assert "the policy only observes" in " ".join(one.look())
+    assert one.look() == []
+    assert "action_intended" not in one.journal()
 
 
 def test_a_dead_supervisor_is_told_and_not_touched(place: Callable[..., Place]) -> None:
