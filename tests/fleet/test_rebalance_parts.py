@@ -149,7 +149,7 @@ class Told(Turning):
         self.__dict__["client"] = SimpleNamespace(seen=self._next, follow=self._follow, job=job, logs=lambda **_: [])
         self.actor = newest
 
-    def _next(self) -> Seen:
+    def _next(self, **_: Any) -> Seen:
         one = next(self.news, ConnectionLost("gone", "h"))
         if isinstance(one, DflashError):
             raise one
