@@ -152,6 +152,15 @@ CASES = (
         timeout_s=600,
     ),
     Case(
+        "goodput",
+        ("goodput.py", "--minutes", "2", "--every", "30"),
+        (
+            Ratio(rf"under target faults: {NUMBER}", "goodput under target faults, one every 30 s", 0.94),
+            Ratio(rf"under drafter faults: {NUMBER}", "goodput under drafter faults, one every 30 s", 0.80),
+        ),
+        timeout_s=900,
+    ),
+    Case(
         "gpu_drafter",
         ("gpu_drafter.py",),
         (
@@ -164,7 +173,7 @@ CASES = (
     Case("fx_race", ("fx_race.py",), (), needs="long", timeout_s=900),
 )
 #: Files of this folder that measure nothing by themselves.
-HELPERS = frozenset({"bench.py", "parts.py", "memory.py"})
+HELPERS = frozenset({"bench.py", "parts.py", "memory.py", "systems.py", "torchrun_stages.py"})
 
 
 def why_not(case: Case) -> str | None:

@@ -131,6 +131,8 @@ class Launcher:
                 continue
             with contextlib.suppress(OSError):
                 words = (entry / "cmdline").read_bytes().split(b"\0")
+                if b"spare" in words and (entry / "comm").read_text().strip() != name:
+                    continue  # it waits for the death of the one that is looked for
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                 if name.encode() in words and parent == self.process.pid:
                     return int(entry.name)

@@ -120,7 +120,13 @@ class WorkersConfig:
     threads: int = key(1, doc="CPU threads of each worker", least=1)
     restarts: int = key(3, doc="times a target worker that died is started anew without being of use between", least=0)
     drafter_restarts: int = key(3, doc="times drafters are started anew without a new average between", least=0)
-    timeout_s: float = key(1800.0, doc="longest silence of a busy worker, in seconds", above=0.0)
+    timeout_s: float = key(1800.0, doc="longest silence of a worker that loads or compiles, in seconds", above=0.0)
+    step_timeout_s: float = key(
+        120.0,
+        doc="longest silence within a batch or averaging, in seconds; at least 10 x the longest so far",
+        above=0.0,
+    )
+    spare_drafters: bool = key(True, doc="beside each drafter a process that has loaded its code waits to take over")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import selectors
+import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,10 @@ from trainer.workers import GRACE_S, Worker
 CASCADE_S = 2.0
 #: Seconds between two lines about weights that are being loaded.
 WEIGHTS_EVERY_S = 2.0
+#: Who was ended by one of these is no echo of another death: the others are not waited for.
+KILLED, KILLED_S = frozenset((-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS)), 0.2
+#: Spares that ended by themselves, then there are no more of them: something here does not let them be.
+SPARES_LOST = 5
 _SERVER = "server"
 
 
@@ -71,6 +76,10 @@ class Crew:
         #: How far the target that spoke last has loaded its weights; empty before.
         self.weights = ""
         self._weights_told = float("-inf")
+        #: Set by the launcher where other nodes' drafters take part in every piece: theirs may load or compile.
+        self.patient = False
+        self._spares: dict[str, Worker] = {}
+        self._spares_lost = 0
         self._hopeless: Worker | None = None
         self._fell_at: float | None = None  # when the first of the drafters was found dead
 
@@ -112,7 +121,8 @@ class Crew:
         with contextlib.suppress(BlockingIOError):
             connection, _ = self._server.accept()
             pid = channel.peer_pid(connection)
-            worker = next((w for w in self.workers.values() if w.pid == pid and w.peer is None), None)
+            known = (*self.workers.values(), *self._spares.values())
+            worker = next((w for w in known if w.pid == pid and w.peer is None), None)
             if worker is None:  # abstract names can be reached by anybody on this machine
                 connection.close()
                 return
@@ -137,7 +147,9 @@ class Crew:
         if "seconds" in message:
             worker.heard(message["seconds"])
         if kind == "hello":
-            peer.send_with_descriptors(self._setup(worker), self.memory[worker.role])
+            worker.greeted = True
+            if worker is not self._spares.get(worker.name):
+                self._set_up(worker, peer)
         elif kind == "ready":
             worker.ready, worker.ready_at = True, time.monotonic()
             # Of a later life, or once the first step was begun, the others take no notice: they are past loading.
@@ -150,6 +162,7 @@ class Crew:
             worker.fault, worker.fault_at = message, time.monotonic()
         else:
             worker.useful |= kind == "filled"
+            worker.compiles |= kind == "stage" and message["stage"] == "compiling"
             self._told(worker, message)
 
     def _stage(self, worker: Worker, stage: str, done: int, of: int) -> None:
@@ -163,6 +176,10 @@ class Crew:
         if worker.life == 0 and not self.stepping and now - self._weights_told >= WEIGHTS_EVERY_S:
             self._weights_told = now
             self.output.stage(stage, done, of, f"{worker.name}:weights")
+
+    def _set_up(self, worker: Worker, peer: Peer) -> None:
+        with contextlib.suppress(ConnectionError):  # it has just died, which a tick finds
+            peer.send_with_descriptors(self._setup(worker), self.memory[worker.role])
 
     def _watch_writes(self, worker: Worker) -> None:
         peer = worker.peer
@@ -178,7 +195,7 @@ class Crew:
         if worker.peer is not None:
             self.selector.unregister(worker.peer.socket)
             worker.disconnect()
-        if worker.lost_at is None:
+        if worker.lost_at is None and worker is not self._spares.get(worker.name):
             worker.lost_at = time.monotonic()
             if worker.role != "drafter":
                 self._on_lost(worker)
@@ -190,16 +207,19 @@ class Crew:
             TrainerError: a worker ended that cannot be started anew; with its own words and exit code.
         """
         now = time.monotonic()
+        self._look_at_spares()
+        patient = self.patient or any(w.compiles for w in self.drafters)  # the others may wait for one that compiles
         for worker in self.workers.values():
             self._tee(worker)
             if worker.exit_code is not None:
                 continue  # it is known, and was not started anew
             code = worker.poll()
-            silent = worker.busy_since is not None and now - worker.busy_since > self.config.timeout_s
+            limit = self.config.timeout_s if patient and worker.role == "drafter" else worker.limit_s(self.config)
+            silent = worker.busy_since is not None and now - worker.busy_since > limit
             if code is None and worker.lost_at is not None and now - worker.lost_at > GRACE_S:
                 code = worker.kill()
             elif code is None and silent:
-                worker.fault = {"what": f"{worker.name} said nothing for {self.config.timeout_s:g} s"}
+                worker.fault = {"what": f"{worker.name} said nothing for {limit:g} s"}
                 worker.fault_at = now
                 code = worker.kill()
             if code is not None:
@@ -208,9 +228,9 @@ class Crew:
                 self._exited(worker, code)
         if self._hopeless is not None:
             raise self.error_of(self._hopeless)
-        if self._fell_at is not None and (
-            now - self._fell_at > CASCADE_S or all(w.exit_code is not None for w in self.drafters)
-        ):
+        codes = [w.exit_code for w in self.drafters]
+        others = KILLED_S if any(code in KILLED for code in codes) else CASCADE_S
+        if self._fell_at is not None and (now - self._fell_at > others or None not in codes):
             self._fell_at = None
             self._raise_again()
 
@@ -233,9 +253,38 @@ class Crew:
             self._hopeless = worker
 
     def _start_anew(self, worker: Worker) -> None:
-        worker.life += 1
-        worker.start(self.attempt, self._address, self.config.threads)
+        spare = self._spares.pop(worker.name, None)
+        if spare is not None and spare.poll() is None:
+            worker.take_over(spare)
+            if worker.peer is not None:
+                self.selector.modify(worker.peer.socket, selectors.EVENT_READ, worker)
+                if worker.greeted:
+                    self._set_up(worker, worker.peer)
+                    self._watch_writes(worker)
+        else:
+            worker.life += 1
+            worker.start(self.attempt, self._address, self.config.threads)
         self.output.event("worker_start", worker=worker.name, life=worker.life)
+
+    # ---- spares
+
+    def _have_spares(self) -> None:
+        """One beside each drafter. Only while training goes on: what loads first is what is needed first."""
+        if not self.config.spare_drafters or self._spares_lost >= SPARES_LOST:
+            return
+        for worker in self.drafters:
+            if worker.name not in self._spares:
+                spare = Worker(worker.name, worker.role, worker.rank, worker.device, worker.life + 1)
+                spare.start(self.attempt, self._address, self.config.threads, spare=True)
+                self._spares[worker.name] = spare
+
+    def _look_at_spares(self) -> None:
+        for spare in list(self._spares.values()):
+            if (code := spare.poll()) is not None:
+                self._lost(spare)
+                del self._spares[spare.name]
+                self._spares_lost += 1
+                self.output.event("spare_exit", worker=spare.name, life=spare.life, exitcode=code)
 
     def _raise_again(self) -> None:
         """All drafters end, and begin their next life.
@@ -287,6 +336,7 @@ class Crew:
         for worker in self.workers.values():
             if worker.useful:
                 worker.tries = 0
+        self._have_spares()
 
     # ---- numbers, the end
 
@@ -304,7 +354,7 @@ class Crew:
 
     def close(self) -> None:
         """No worker outlives the launcher: kills what is left."""
-        for worker in self.workers.values():
+        for worker in (*self._spares.values(), *self.workers.values()):
             worker.kill()
             self._tee(worker, rest=True)
             worker.disconnect()

@@ -134,6 +134,7 @@ class Launcher:
             fallen=self._drafters_fell,
             readers=self.config.readers,
         )
+        self.crew.patient = nodes is not None
         self.scheduler = Scheduler(
             drafters=tuple(w.name for w in self.crew.drafters),
             slots=prepared.layout.slots,

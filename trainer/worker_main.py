@@ -14,11 +14,13 @@ import faulthandler
 import os
 import signal
 import sys
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from trainer.channel import Channel, PeerGone
 from trainer.errors import TrainerError, tell, write_error_file
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
 def die_with(parent: int) -> None:
@@ -33,6 +35,11 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
+def be_called(name: str) -> None:
+    """What `ps` and `top` show: of a spare its worker's name from the moment on at which it takes its place."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="trainer.worker_main")
     parser.add_argument("role", choices=("target", "reader", "drafter"))
@@ -40,6 +47,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("life", type=int)
     parser.add_argument("socket")
     parser.add_argument("parent", type=int)
+    parser.add_argument("spare", nargs="?", choices=("spare",), help="it waits for the death of the life before it")
     arguments = parser.parse_args(argv)
     die_with(arguments.parent)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -64,22 +72,23 @@ def main(argv: list[str]) -> int:
 
 def _work(role: str, name: str, life: int, channel: Channel) -> None:
     channel.send({"k": "hello", "worker": name, "life": life})
+    # Imported before it is told anything: a spare waits here, with all this behind it.
+    run: Callable[[Channel, Mapping[str, Any]], None]
+    if role == "target":
+        from trainer.target_worker import run_target as run
+    elif role == "reader":
+        from trainer.feature_reader import run_reader as run
+    else:
+        from trainer.drafter_worker import run_drafter as run
+        from trainer.drafter_worker import warm_up
+
+        warm_up()
     setup = channel.receive()
+    be_called(name)
     setup["ring_fd"] = channel.take_descriptor()
     if role == "drafter":
         setup["averages_fd"] = channel.take_descriptor()
-    if role == "target":
-        from trainer.target_worker import run_target
-
-        run_target(channel, setup)
-    elif role == "reader":
-        from trainer.feature_reader import run_reader
-
-        run_reader(channel, setup)
-    else:
-        from trainer.drafter_worker import run_drafter
-
-        run_drafter(channel, setup)
+    run(channel, setup)
 
 
 def _failed(channel: Channel, error: Exception, code: int) -> int:

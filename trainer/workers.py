@@ -22,6 +22,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, PCont
 
 import trainer
 from trainer.channel import Peer
+from trainer.config import WorkersConfig
 from trainer.stopwatch import SHARES
 
 #: Seconds for a worker that was told to end, or whose socket closed, before it is killed.
@@ -68,6 +69,8 @@ class Worker:
         fault, fault_at: its own last words, and when they came.
         lost_at: when its socket closed. exit_code: once it has ended.
         tries: lives begun since it was last of use. useful: something that it did in this life counts.
+        greeted: it said hello. given: it got something to do in this life. compiles: it said so of what it does now.
+        longest: seconds of the longest piece of each kind in this life, but the first one.
     """
 
     name: str
@@ -90,6 +93,10 @@ class Worker:
     exit_code: int | None = None
     tries: int = 0
     useful: bool = False
+    greeted: bool = False
+    given: bool = False
+    compiles: bool = False
+    longest: dict[str, float] = field(default_factory=dict)
     _context: PContext | None = None
     _log: Path | None = None
     _told: int = 0
@@ -124,13 +131,25 @@ class Worker:
     def busy(self, kind: str = "compute") -> None:
         """It was given something to do; the wait before is not in `seconds` until it speaks again."""
         self.doing = kind
+        self.given = True
         if self.idle_since is not None:
             self.pending_wait += time.monotonic() - self.idle_since
         self.busy_since, self.idle_since = time.monotonic(), None
 
     def idle(self) -> None:
         """It waits for work: no silence is too long now."""
-        self.busy_since, self.idle_since = None, time.monotonic()
+        now = time.monotonic()
+        if self.given and self.busy_since is not None and not self.compiles:
+            # The first piece of a kind loads this and that, and says nothing of the next ones.
+            took = now - self.busy_since if self.doing in self.longest else 0.0
+            self.longest[self.doing] = max(self.longest.get(self.doing, 0.0), took)
+        self.busy_since, self.idle_since, self.compiles = None, now, False
+
+    def limit_s(self, config: WorkersConfig) -> float:
+        """Longest silence now: of a batch or an averaging by what they took before, of anything else `timeout_s`."""
+        if not self.given or self.compiles or self.doing not in self.longest:
+            return config.timeout_s
+        return min(config.timeout_s, max(config.step_timeout_s, 10 * self.longest[self.doing]))
 
     def heard(self, seconds: Mapping[str, float]) -> None:
         self.seconds, self.pending_wait = dict(seconds), 0.0
@@ -158,17 +177,19 @@ class Worker:
             return f"{self.name} was killed by {signal.Signals(-self.exit_code).name}"
         return f"{self.name} ended with exit code {self.exit_code}"
 
-    def start(self, attempt: Path, socket: str, threads: int) -> None:
-        """Starts the present life. Signals stay as the launcher has set them."""
+    def start(self, attempt: Path, socket: str, threads: int, *, spare: bool = False) -> None:
+        """Starts the present life. Signals stay as the launcher has set them.
+
+        Args:
+            spare: it will load its code, and then wait for its setup until it takes over (`take_over`).
+        """
         self._log = self.log_file(attempt)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         error_file = self.error_file(attempt)
         error_file.parent.mkdir(parents=True, exist_ok=True)
         self._told, self._partial = 0, b""
-        self.peer, self.ready, self.fault, self.lost_at, self.exit_code = None, False, None, None, None
-        self.fault_at, self.useful = None, False
-        self.seconds, self.pending_wait, self.ready_at, self.started_at = {}, 0.0, None, time.monotonic()
-        self.busy_since, self.idle_since = time.monotonic(), None
+        self.peer, self.greeted = None, False
+        self._begin()
         environment = {
             "PYTHONPATH": import_path(),
             "PYTHONUNBUFFERED": "1",
@@ -178,8 +199,31 @@ class Worker:
             # One machine: the loopback is always there, the host's name may not resolve inside a container.
             "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         }
-        arguments = ("-m", "trainer.worker_main", self.role, self.name, str(self.life), socket, str(os.getpid()))
+        arguments: tuple[str, ...] = (
+            "-m",
+            "trainer.worker_main",
+            self.role,
+            self.name,
+            str(self.life),
+            socket,
+            str(os.getpid()),
+        )
+        if spare:
+            arguments = (*arguments, "spare")
         self._context = _quietly_start(self.name, arguments, environment, WorkerLogs(self._log, error_file))
+
+    def take_over(self, spare: Worker) -> None:
+        """The spare's process is the present life from now on."""
+        self.life = spare.life
+        self._context, self._log, self._told, self._partial = spare._context, spare._log, spare._told, spare._partial
+        self.peer, self.greeted = spare.peer, spare.greeted
+        self._begin()
+
+    def _begin(self) -> None:
+        self.ready, self.fault, self.lost_at, self.exit_code = False, None, None, None
+        self.fault_at, self.useful, self.given, self.compiles, self.longest = None, False, False, False, {}
+        self.seconds, self.pending_wait, self.ready_at, self.started_at = {}, 0.0, None, time.monotonic()
+        self.busy_since, self.idle_since = time.monotonic(), None
 
     @property
     def pid(self) -> int | None:

@@ -66,7 +66,9 @@ def loses(worker: str) -> Callable[[Scene], None]:
     def during(scene: Scene) -> None:
         scene.steps(5)
         launcher = scene.one.launcher()
-        (found,) = [p for p in proc.family(launcher) if worker in _line(p.pid)]
+        (found,) = [
+            p for p in proc.family(launcher) if worker in (line := _line(p.pid)) and not line.endswith(" spare ")
+        ]
         proc.send(found, signal.SIGKILL)
         log = attempts.read(scene.one.layout, 1).layout.log
         wait_for(lambda: "event=worker_exit worker=" + worker in log.read_text("utf-8", "replace"), "its end", 60)

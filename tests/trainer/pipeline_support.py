@@ -157,7 +157,7 @@ class Run:
 
     def workers(self) -> list[int]:
         """Pids of the present launcher's workers; remembered, so that the teardown ends them whatever happened."""
-        pids = [pid for pid, _ in children_of(self.running[-1].pid)]
+        pids = [pid for pid, _ in children_of(self.running[-1].pid, spares=True)]
         self.seen.update(pids)
         return pids
 
@@ -172,14 +172,16 @@ class Run:
             process.wait(30)
 
 
-def children_of(pid: int) -> list[tuple[int, str]]:
-    """(pid, command line) of the live children of a process, in the order of their start."""
+def children_of(pid: int, *, spares: bool = False) -> list[tuple[int, str]]:
+    """(pid, command line) of the live children of a process, in the order of their start; spares that wait left out."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                 line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+                if not spares and line.endswith(" spare ") and (entry / "comm").read_text().strip() not in line.split():
+                    continue  # a process is called like its worker once it has taken its place
             except (OSError, IndexError):
                 continue
             if parent == pid and line:
