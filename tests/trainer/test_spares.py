@@ -1,0 +1,85 @@
+"""A drafter's place is taken by a process that has loaded its code before; a step's silence has a limit of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pipeline_support import Run, children_of, worker_pid, write_samples  # type: ignore[import-not-found]
+
+from trainer import workers
+from trainer.config import WorkersConfig
+from trainer.plan_record import audit
+from trainer.workers import Worker
+
+
+def spares(run: Run) -> list[int]:
+    """Pids of the spares that wait."""
+    everybody = children_of(run.running[-1].pid, spares=True)
+    working = {pid for pid, _ in children_of(run.running[-1].pid)}
+    return [pid for pid, line in everybody if line.endswith(" spare ") and pid not in working]
+
+
+@pytest.mark.timeout(300)
+def test_a_spare_takes_over_and_gets_a_successor_and_one_that_is_lost_is_replaced(
+    make_run: Callable[..., Run], tmp_path: Path
+) -> None:
+    run = make_run(data=write_samples(tmp_path / "data.jsonl", 60), **{"train.epochs": 1000})
+    launcher = run.start()
+    (first,) = run.until(lambda: spares(run))
+    os.kill(first, signal.SIGKILL)
+    run.until(lambda: "event=spare_exit worker=drafter0 life=1 exitcode=-9" in run.log)
+    (second,) = run.until(lambda: spares(run))
+    assert "event=worker_" not in run.log, run.log
+
+    os.kill(worker_pid(run, "drafter0"), signal.SIGKILL)
+    run.until(lambda: "event=drafters_back life=1 " in run.log)
+    assert worker_pid(run, "drafter0") == second
+    (third,) = run.until(lambda: spares(run))
+    pids = [*run.workers(), third]
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(60) == 3, run.log
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    result = audit(run.root / "attempts")
+    assert result.ok and not result.provisional, result
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr(workers.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_the_limit_of_silence_is_learned_from_what_was_finished(clock: list[float]) -> None:
+    config = WorkersConfig(timeout_s=600.0, step_timeout_s=20.0)
+    worker = Worker("drafter0", "drafter", 0, "cpu")
+
+    def did(seconds: float, kind: str = "compute", *, compiles: bool = False) -> None:
+        worker.busy(kind)
+        worker.compiles = compiles
+        clock[0] += seconds
+        worker.idle()
+
+    assert worker.limit_s(config) == 600.0  # it loads
+    worker.busy()
+    assert worker.limit_s(config) == 600.0  # its first batch
+    clock[0] += 90.0
+    worker.idle()
+    worker.busy()
+    assert worker.limit_s(config) == 20.0  # the first one took long, and says nothing of the others
+    worker.compiles = True
+    assert worker.limit_s(config) == 600.0
+    clock[0] += 90.0
+    worker.idle()
+    did(1.0)
+    assert worker.limit_s(config) == 20.0
+    did(5.0)
+    assert worker.limit_s(config) == 50.0
+    did(100.0)
+    assert worker.limit_s(config) == 600.0  # never more than the other one
+    worker.busy("sync")
+    assert worker.limit_s(config) == 600.0  # the first averaging
