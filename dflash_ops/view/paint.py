@@ -79,8 +79,10 @@ class Painter:
     def cells(self, line: Text) -> list[Cell]:
         """One line as cells, exactly as many as the screen is wide."""
         row: list[Cell] = []
+        base = self._console.get_style(line.style)
         for segment in line.render(self._console, end=""):
-            style = None if segment.style is None or not segment.style else self._plain(segment.style)
+            # A text of one style alone is rendered without it.
+            style = self._plain(base if segment.style is None else segment.style) or None
             for c in segment.text:
                 wide = cells(c)
                 if wide == 0 or len(row) + wide > self.width:

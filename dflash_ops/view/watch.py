@@ -115,7 +115,7 @@ def page_rows(page: Page, width: int, pen: Pen) -> list[Text]:
 
 
 def _page(page: Page, width: int, height: int, pen: Pen) -> list[Text]:
-    title = Text(cut(page.title, width, pen), "bold")
+    title = Text.assemble((cut(page.title, width, pen), "bold"))
     if page.error:
         return [title, *(Text(x, "red") for x in folded(page.error, width, max(1, height - 1), pen))]
     if page.lines is None:

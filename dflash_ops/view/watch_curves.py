@@ -12,7 +12,7 @@ from dflash_ops.view.watch_draw import DIM, Pen, chart, ktok, number, sparkline
 from dflash_ops.view.watch_fit import Block, Form, block
 
 #: Lines of a curve on a screen that has room for it, and values from which on it is worth them.
-TALL, WORTH = 5, 12
+TALL, WORTH = (9, 5), 12
 
 _LABEL = 9
 
@@ -69,10 +69,15 @@ def _drawn(head: Text, curve: Sequence[float], say: object, width: int, pen: Pen
     forms: list[Form] = []
     cells = width - _LABEL - 9
     if cells >= 40 and len(finite) >= WORTH:
-        tall = [head.copy()]
-        tall[0].append(f"   {low} to {high} over this attempt", DIM)
-        for n, drawn in enumerate(chart(curve, cells, TALL, pen)):
-            mark = high if n == 0 else low if n == TALL - 1 else ""
-            tall.append(Text.assemble((f"{mark:>{_LABEL + 7}} ", DIM), drawn))
-        forms.append((ranks[0], tall))
+        forms = [(ranks[0] - 4 * (rows == TALL[0]), _tall(head, curve, (low, high), cells, rows, pen)) for rows in TALL]
     return block(*forms, (ranks[1], [line]))
+
+
+def _tall(head: Text, curve: Sequence[float], ends: tuple[str, str], width: int, rows: int, pen: Pen) -> list[Text]:
+    """The line, and the curve below it in so many lines."""
+    low, high = ends
+    lines = [Text.assemble(head, (f"   {low} to {high} over this attempt", DIM))]
+    for n, drawn in enumerate(chart(curve, width, rows, pen)):
+        mark = high if n == 0 else low if n == rows - 1 else ""
+        lines.append(Text.assemble((f"{mark:>{_LABEL + 7}} ", DIM), drawn))
+    return lines

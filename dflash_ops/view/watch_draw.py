@@ -36,19 +36,20 @@ class Pen:
     parts: str
     levels: str
     shares: str
+    shade: str
     states: Mapping[State, str] = field(default_factory=dict)
     ascii: bool = False
 
 
 UNICODE = Pen(
-    dash="–", dot="·", more="…", plus="±", parts="·▏▎▍▌▋▊▉█", levels="▁▂▃▄▅▆▇█", shares="█▓▒░",
+    dash="–", dot="·", more="…", plus="±", parts="·▏▎▍▌▋▊▉█", levels="▁▂▃▄▅▆▇█", shares="█▓▒░", shade="░",
     states={
         State.LOADING: "◔", State.COMPILING: "◑", State.STEPPING: "●", State.SLOW: "●", State.HUNG: "■",
         State.CRASHED: "✖", State.FINISHED: "✔", State.STOPPED: "■", State.UNREACHABLE: "?", State.UNKNOWN: "?",
     },
 )  # fmt: skip
 ASCII = Pen(
-    dash="-", dot="-", more="~", plus="+-", parts=".#", levels="_.-=+*%#", shares="#=~.", ascii=True,
+    dash="-", dot="-", more="~", plus="+-", parts=".#", levels="_.-=+*%#", shares="#=~.", shade=".", ascii=True,
     states={
         State.LOADING: "o", State.COMPILING: "o", State.STEPPING: ">", State.SLOW: "~", State.HUNG: "!",
         State.CRASHED: "X", State.FINISHED: "+", State.STOPPED: "#", State.UNREACHABLE: "?", State.UNKNOWN: "?",
@@ -106,10 +107,15 @@ def chart(values: Sequence[float], width: int, rows: int, pen: Pen, style: str =
     heights = [0 if v is None else 1 + round(_share(v, low, high) * (rows * steps - 1)) for v in cells]
     lines = []
     for row in reversed(range(rows)):
-        drawn = "".join(
-            " " if (h := min(steps, height - row * steps)) <= 0 else pen.levels[h - 1] for height in heights
-        )
-        lines.append(Text(drawn.ljust(width), style))
+        line = Text()
+        for height in heights:
+            part = height - row * steps
+            # The curve itself; what is below it is only a shade.
+            line.append(
+                *((" ", "") if part <= 0 else (pen.levels[part - 1], style) if part <= steps else (pen.shade, DIM))
+            )
+        line.append(" " * (width - len(heights)))
+        lines.append(line)
     return lines
 
 

@@ -68,7 +68,7 @@ def window(count: int, chosen: int, room: int) -> tuple[int, int]:
 def _summary(jobs: Sequence[Watched], width: int, pen: Pen) -> Text:
     states = Counter(s.state for job in jobs if (s := job.snapshot) is not None)
     unseen = sum(job.snapshot is None for job in jobs)
-    text = Text(f"{len(jobs)} jobs", "bold")
+    text = Text.assemble((f"{len(jobs)} jobs", "bold"))
     for state in WORST:
         if states[state]:
             text.append(f"  {pen.states[state]} {states[state]} {state.value}", STYLES[state][1])
@@ -107,7 +107,7 @@ def _heading(columns: Sequence[str], name: int, width: int, pen: Pen) -> Text:
 
 
 def _row(job: Watched, chosen: bool, columns: Sequence[str], name: int, width: int, pen: Pen) -> Text:
-    line = Text("> " if chosen else "  ", "bold")
+    line = Text.assemble(("> " if chosen else "  ", "bold"))
     line.append_text(fitted(Text(cut(tame(job.name, pen), name, pen), "bold" if chosen else ""), name, pen))
     values = _values(job, pen)
     for key in columns:
