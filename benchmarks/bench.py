@@ -83,6 +83,15 @@ CASES = (
         ),
     ),
     Case(
+        "watch",
+        ("watch.py",),
+        (
+            Ratio(
+                rf"cells written, of those that changed: {NUMBER}", "a redraw's cells, of those that changed", 1.5, True
+            ),
+        ),
+    ),
+    Case(
         "drafter_step",
         ("drafter_step.py", "--threads", "1"),
         (Ratio(rf"at least {NUMBER} x the speed of the reference", "drafter step, of the dense mask's speed", 1.5),),

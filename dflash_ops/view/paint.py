@@ -6,8 +6,10 @@ that changed, the runs of cells that differ are written, each after one movement
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from rich.color import ColorSystem
 from rich.console import Console
@@ -26,6 +28,9 @@ Cell = tuple[str, Style | None]
 #: A cell that the one before it covers.
 COVERED: Cell = ("", None)
 _BLANK: Cell = (" ", None)
+
+#: Characters of one cell each, which is nearly all that is drawn.
+_NARROW = re.compile(r"[ -~·±–…\u2500-\u25ff]*\Z")
 
 
 @dataclass
@@ -46,12 +51,14 @@ class Painter:
     changed: int = 0
     draws: int = 0
     _shown: list[list[Cell]] | None = None
+    _lines: list[tuple[Text, list[Cell]]] = field(default_factory=list)
+    _styles: dict[Style, Style] = field(default_factory=dict)
     _console: Console = field(default_factory=lambda: Console(width=10_000, color_system=None, highlight=False))
 
     def resize(self, width: int, height: int) -> None:
         """Another size: the terminal has moved things about, so the next screen is written whole."""
         self.width, self.height = width, height
-        self._shown = None
+        self._shown, self._lines = None, []
 
     def forget(self) -> None:
         """Somebody else wrote to the screen (it was stopped, and goes on): the next one is written whole."""
@@ -59,7 +66,11 @@ class Painter:
 
     def paint(self, lines: Sequence[Text]) -> str:
         """What brings these lines to the screen; empty where all of them stand there already."""
-        rows = [self.cells(line) for line in lines[: self.height]]
+        rows = [
+            old[1] if old is not None and old[0] == line and old[0].style == line.style else self.cells(line)
+            for line, old in zip_longest(lines[: self.height], self._lines[: len(lines)])
+        ]
+        self._lines = list(zip(lines, rows, strict=False))
         rows += [[_BLANK] * self.width] * (self.height - len(rows))
         out: list[str] = []
         if self._shown is None:
@@ -83,22 +94,30 @@ class Painter:
         for segment in line.render(self._console, end=""):
             # A text of one style alone is rendered without it.
             style = self._plain(base if segment.style is None else segment.style) or None
-            for c in segment.text:
+            if style is not None:
+                style = self._styles.setdefault(style, style)  # one object each: comparing cells is then cheap
+            text = segment.text
+            if _NARROW.match(text):
+                row += [(c, style) for c in text]
+                continue
+            for c in text:
                 wide = cells(c)
                 if wide == 0 or len(row) + wide > self.width:
                     continue
                 row.append((c, style))
                 row += [COVERED] * (wide - 1)
-        return row + [_BLANK] * (self.width - len(row))
+        return row[: self.width] + [_BLANK] * (self.width - len(row))
 
     def _plain(self, style: Style) -> Style:
         return style if self.colour is not None else style.without_color
 
     def _runs(self, old: list[Cell], new: list[Cell]) -> list[tuple[int, int]]:
         """Where the rows differ, from and up to; never half of a wide character."""
+        if old is new:
+            return []
         runs: list[tuple[int, int]] = []
         for x in range(self.width):
-            if old[x] == new[x]:
+            if old[x] is new[x] or old[x] == new[x]:
                 continue
             self.changed += 1
             if runs and x - runs[-1][1] <= JUMP:

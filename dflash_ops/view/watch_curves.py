@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from rich.text import Text
 
 from dflash_ops.contracts import Progress, Snapshot
 from dflash_ops.view.watch_draw import DIM, Pen, chart, ktok, number, sparkline
-from dflash_ops.view.watch_fit import Block, Form, block
+from dflash_ops.view.watch_fit import Block, Form, Later, block
 
 #: Lines of a curve on a screen that has room for it, and values from which on it is worth them.
 TALL, WORTH = (9, 5), 12
@@ -69,7 +70,9 @@ def _drawn(head: Text, curve: Sequence[float], say: object, width: int, pen: Pen
     forms: list[Form] = []
     cells = width - _LABEL - 9
     if cells >= 40 and len(finite) >= WORTH:
-        forms = [(ranks[0] - 4 * (rows == TALL[0]), _tall(head, curve, (low, high), cells, rows, pen)) for rows in TALL]
+        for rows in TALL:
+            tall = Later(rows + 1, partial(_tall, head, curve, (low, high), cells, rows, pen))
+            forms.append((ranks[0] - 4 * (rows == TALL[0]), tall))
     return block(*forms, (ranks[1], [line]))
 
 

@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import groupby
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -108,12 +109,10 @@ def chart(values: Sequence[float], width: int, rows: int, pen: Pen, style: str =
     lines = []
     for row in reversed(range(rows)):
         line = Text()
-        for height in heights:
-            part = height - row * steps
-            # The curve itself; what is below it is only a shade.
-            line.append(
-                *((" ", "") if part <= 0 else (pen.levels[part - 1], style) if part <= steps else (pen.shade, DIM))
-            )
+        parts = [height - row * steps for height in heights]
+        for below, run in groupby(parts, lambda part: part > steps):
+            drawn = [pen.shade if below else pen.levels[part - 1] if part > 0 else " " for part in run]
+            line.append("".join(drawn), DIM if below else style)
         line.append(" " * (width - len(heights)))
         lines.append(line)
     return lines

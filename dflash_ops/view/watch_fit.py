@@ -7,7 +7,7 @@ one means that the block may go altogether.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
@@ -17,7 +17,22 @@ from dflash_ops.view.watch_draw import Pen, fitted
 #: The rank of a form that stays.
 ALWAYS = 1000
 
-Form = tuple[int, Sequence[Text]]
+
+@dataclass(frozen=True)
+class Later:
+    """Lines whose number is known, and which are only made where they are shown."""
+
+    count: int
+    make: Callable[[], Sequence[Text]]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Text]:
+        return iter(self.make())
+
+
+Form = tuple[int, Sequence[Text] | Later]
 
 
 @dataclass(frozen=True)

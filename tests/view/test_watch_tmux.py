@@ -48,8 +48,8 @@ def test_three_sizes_at_one_time(tmp_path: Path, jobs: Path, tmux: drive.Tmux) -
         assert one.blank == 0, one
         assert one.redraws <= 2 * one.seconds + 2, one  # 1: Enter, 1: a tick at each end
         assert one.redraws >= 2, one
-        # A quarter more than what changed at most; and far less than whole screens.
-        assert one.written <= 1.25 * one.changed, one
+        # Half more than what changed at most (benchmarks/watch.py); and far less than whole screens.
+        assert one.written <= 1.5 * one.changed, one
         assert one.written <= 0.3 * one.redraws * one.cells, one
 
 
