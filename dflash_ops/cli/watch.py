@@ -19,6 +19,7 @@ from rich.console import Console
 from dflash_ops.cli import watch_pages
 from dflash_ops.cli.watch_terminal import Terminal, pen
 from dflash_ops.client import JobClient
+from dflash_ops.contracts.snapshot import FRESH_S
 from dflash_ops.fleet.follow import Look, Watch
 from dflash_ops.inventory import Inventory, Job
 from dflash_ops.view.nodes import NodeSeen
@@ -42,7 +43,7 @@ def watched(job: Job, looks: Sequence[Look], now: float) -> Watched:
     Args:
         looks: one for each machine of the job. now: this machine's clock, since the epoch.
     """
-    nodes, lost = [], [look for look in looks if look.lost_since is not None]
+    nodes, lost = [], [look for look in looks if _lost(look)]
     heard = any(look.seen is not None for look in looks)
     for rank, (part, look) in enumerate(zip(job.parts, looks, strict=True)):
         seen = look.seen
@@ -51,13 +52,18 @@ def watched(job: Job, looks: Sequence[Look], now: float) -> Watched:
         seen = look.state(job.name, now) if seen is None else seen
         at = seen.snapshot.t + look.age_s if look.age_s is not None else seen.now
         node = NodeSeen(rank, part.host, part.root, seen.snapshot, at, seen.deployed)
-        missing = now - look.lost_since if look.lost_since is not None and look.seen is not None else None
+        missing = now - (look.lost_since or now) if look in lost and look.seen is not None else None
         nodes.append(node if missing is None else blind(node, missing))
     link = Link()
     if lost:
         first = min(lost, key=lambda look: look.lost_since or now)
         link = Link(now - (first.lost_since or now), max(look.tries for look in lost), first.error)
     return Watched(job.name, ", ".join(job.hosts), tuple(nodes), bool(job.nodes), link)
+
+
+def _lost(look: Look) -> bool:
+    """Whether the link is lost and what was heard last is too old to be believed: a short hiccup alarms nobody."""
+    return look.lost_since is not None and (look.age_s is None or look.age_s > FRESH_S)
 
 
 @dataclass

@@ -24,8 +24,8 @@ WIDE = 150
 
 LABEL = 9
 
-#: The day in front of what the supervisor did: its time is enough where there is little room.
-_DATE = re.compile(r"^\d{4}-\d\d-\d\d ")
+#: What stands in front of what the supervisor did: when, by UTC.
+_WHEN = re.compile(r"^(node \d+: )?(\d{4})-(\d\d-\d\d)[T ](\d\d:\d\d):(\d\d)Z? ")
 _BAD = frozenset({State.CRASHED, State.HUNG, State.UNREACHABLE})
 
 #: Stages before the first step, in their order, and how each is called on the screen. The last is what follows
@@ -248,9 +248,19 @@ def nodes(found: Sequence[NodeSeen], width: int, pen: Pen) -> Block:
     return block(*forms)
 
 
+def deed_text(deed: str, now: float) -> str:
+    """What was done with its time; with its day, too, where that is another one."""
+    match = _WHEN.match(deed)
+    if match is None:
+        return deed
+    node, year, day, clock, seconds = match.groups("")
+    today = time.strftime("%Y-%m-%d", time.gmtime(now)) == f"{year}-{day}"
+    return f"{node}{f'{clock}:{seconds}' if today else f'{day} {clock}'} {deed[match.end() :]}"
+
+
 def _deeds(s: Snapshot, now: float, width: int, pen: Pen) -> Iterator[Block]:
     """What the supervisor did or told, newest last; without any the last event."""
-    said = [tame(d, pen) if width >= 120 else tame(_DATE.sub("", d), pen) for d in s.deeds]
+    said = [tame(deed_text(d, now), pen) for d in s.deeds]
     if said:
         lines = [row("done" if n == 0 else "", text) for n, text in enumerate(said)]
         last = [row("done", said[-1])]

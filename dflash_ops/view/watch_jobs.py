@@ -17,7 +17,7 @@ from dflash_ops.view.status import STYLES
 from dflash_ops.view.text import age, duration
 from dflash_ops.view.watch_draw import DIM, Pen, cells, cut, fitted, ktok, number, percent, tame
 from dflash_ops.view.watch_fit import filled
-from dflash_ops.view.watch_job import link_text, state_text
+from dflash_ops.view.watch_job import deed_text, link_text, state_text
 from dflash_ops.view.watch_seen import Watched
 
 #: Column -> (heading, cells, right-aligned). The job's name and what was done last take what is there.
@@ -156,8 +156,8 @@ def _old(job: Watched) -> str:
 
 def _last(job: Watched, pen: Pen) -> str:
     """The last thing that the supervisor did; before it, how old all this is if it is old."""
-    s = job.snapshot
-    said = tame(s.deeds[-1], pen) if s is not None and s.deeds else ""
+    seen = job.whole
+    said = tame(deed_text(seen.snapshot.deeds[-1], seen.now), pen) if seen is not None and seen.snapshot.deeds else ""
     if not job.old:
         return said
     lost = "link lost, " if job.link.lost_s is not None else ""
@@ -170,9 +170,10 @@ def _about(job: Watched, width: int, pen: Pen) -> list[Text]:
     lines = [Text(cut(f"-- {name} " + "-" * width, width, pen) if pen.ascii else f"── {name} ".ljust(width, "─"), DIM)]
     if job.link.lost_s is not None:
         lines += link_text(job, pen, width)
-    s = job.snapshot
-    if s is None:
+    seen = job.whole
+    if seen is None:
         return lines
+    s = seen.snapshot
     if s.error is not None:
         cause = f"cause    {tame(s.error.worker, pen)}: {tame(s.error.message, pen)}"
         lines.append(Text(cut(cause, width, pen), "red"))
@@ -180,5 +181,5 @@ def _about(job: Watched, width: int, pen: Pen) -> list[Text]:
     if said and job.link.lost_s is None:
         lines.append(Text(cut(tame(said, pen), width, pen)))
     if s.deeds:
-        lines.append(Text(cut(f"done     {tame(s.deeds[-1], pen)}", width, pen)))
+        lines.append(Text(cut(f"done     {tame(deed_text(s.deeds[-1], seen.now), pen)}", width, pen)))
     return lines

@@ -83,8 +83,8 @@ STEPPING = Snapshot(
         "ctx_tok_s": curve(20000, 18000, 5),
     },
     deeds=(
-        "2025-11-29 18:25:02 CUDA out of memory (cuda_oom), attempt 2 at step 208: restart with a smaller batch",
-        "2025-11-29 18:31:10 verified: attempt 3 went beyond step 208",
+        "2025-11-28T18:25:02Z CUDA out of memory (cuda_oom), attempt 2 at step 208: restart with a smaller batch",
+        "2025-11-29T18:31:10Z verified: attempt 3 went beyond step 208",
     ),
 )  # fmt: skip
 

@@ -181,6 +181,9 @@ def test_a_lost_link_is_never_a_healthy_job() -> None:
     assert (gone.link.lost_s, gone.link.tries, gone.link.why) == (30.0, 3, "cut")
     assert gone.age_s == pytest.approx(31.0)
     assert "stepping" in gone.snapshot.detail
+    hiccup = watched(job("a"), [Look(seen, 2.0, "retrying", 999.0, "cut", 1)], 1000.0)
+    assert hiccup.snapshot is not None
+    assert (hiccup.snapshot.state, hiccup.link.lost_s) == (State.STEPPING, None)  # it is young enough to be believed
     never = watched(job("a"), [Look(None, None, "lost", 990.0, "no route", 0)], 1000.0)
     assert never.snapshot is None
     assert never.link.lost_s == 10.0
