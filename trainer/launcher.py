@@ -156,9 +156,10 @@ class Launcher:
         self.samples = 0
         self.committed = prepared.cursor
         self.committed_samples = 0
-        self.committed_at = time.monotonic()
+        self.committed_at = self.averaging_at = time.monotonic()
         self.fell_at: float | None = None
         self.saves = Saves(self.saver, store, self.record, self.scheduler, prepared, self.output)
+        self.saves.took = self.meter.stages.saving
         self.lr = 0.0
         self.tcp_store: Any = None
         self.several: Several | None = None if nodes is None else Several(self, nodes)
@@ -326,6 +327,7 @@ class Launcher:
             slot = int(message["slot"])
             self.scheduler.filled(worker.name, slot)
             self.written[slot] = (message["crc"], worker.name)
+            self._took(worker, int(message["length"]), compute="forward", copy="copy_in")
             self._idle(worker)
         elif kind == "copied":
             self.scheduler.copied(worker.name, int(message["slot"]))
@@ -344,6 +346,12 @@ class Launcher:
         else:
             raise TrainerError(f"{worker.name} said {kind!r}", "worker channel", "report this as a fault")
 
+    def _took(self, worker: Worker, length: int, **stages: str) -> None:
+        """Counts what a batch took a worker; `stages`: the stage's name for each kind of its time."""
+        seconds = {stage: worker.gained.get(kind, 0.0) for kind, stage in stages.items()}
+        seconds["hop_out" if worker.role == "drafter" else "hop_in"] = worker.hop
+        self.meter.stages.batch(worker.name, worker.life, length, **seconds)
+
     def _idle(self, worker: Worker) -> None:
         worker.idle()
         if worker.role != "drafter":
@@ -358,6 +366,7 @@ class Launcher:
         self.record.ack(batch, worker.name)
         self.samples += len(batch.sample_ids)
         self.meter.add(message["stats"], len(batch.sample_ids))
+        self._took(worker, batch.length, compute="step", copy="copy_out", sync="sync")
         if self.fell_at is not None:
             self.output.event("drafters_back", life=worker.life, down_s=f"{time.monotonic() - self.fell_at:.1f}")
             self.fell_at = None
@@ -408,6 +417,7 @@ class Launcher:
                 self.crew.send(action.worker, {"k": "join", "lr": self._lr(action.batch)})
             elif isinstance(action, Average):
                 self.sums.clear()
+                self.averaging_at = time.monotonic()
                 buffer = self.averages.begin(wipe=self.several is None)
                 for name in self.scheduler.drafters:
                     self.crew.send(name, {"k": "average", "step": action.step, "buffer": buffer})
@@ -440,6 +450,7 @@ class Launcher:
         return learning_rate(self.scheduler.step_of(batch)[0], self.scheduler.total, train.lr, train.warmup)
 
     def _commit(self, commit: Commit) -> None:
+        self.meter.stages.averaging(self.crew.drafters[0].life, time.monotonic() - self.averaging_at)
         self.averages.keep(commit.step, commit.upto, [self.sums[i] for i in sorted(self.sums)])
         for epoch in self._epochs_over(commit.upto):
             self.record.epoch(epoch)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from trainer.stages import Stages
 from trainer.stopwatch import SHARES
 
 SCHEMA = 1
@@ -104,6 +105,8 @@ class Meter:
     metrics: Path
     totals: Totals = field(default_factory=Totals)
     sinks: list[Callable[[Mapping[str, Any]], None]] = field(default_factory=list)
+    #: What this launcher's own workers took for each batch in the interval.
+    stages: Stages = field(default_factory=Stages)
 
     def __post_init__(self) -> None:
         self._since = time.monotonic()
@@ -124,6 +127,7 @@ class Meter:
             return False
         self._before = {(w.name, w.life): dict(w.seconds) for w in times()}
         self._since, self._logged = time.monotonic(), step
+        self.stages.clear()
         return True
 
     def roll_back(self, step: int, times: Callable[[], Iterable[WorkerTimes]]) -> None:
@@ -193,6 +197,13 @@ class Meter:
             "samples": samples,
             "empty": t.empty,
             "workers": {w.name: {**self._shares(w, wall), "life": w.life} for w in workers},
+            "stages": {
+                "seconds": round(wall, 6),
+                "batches": t.batches,
+                "block_tokens": t.block_tokens,
+                "ctx_tokens": t.context_tokens,
+                **self.stages.take(),
+            },
         }
         self._append(json.dumps(entry) + "\n")
         self._line(entry)

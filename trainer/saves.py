@@ -43,6 +43,8 @@ class Saves:
         self.failed = 0
         #: Who trains together; none where there is one machine only.
         self.nodes: Callable[[], list[int]] = list
+        #: Told the seconds of each checkpoint that was written.
+        self.took: Callable[[float], None] = lambda _: None
 
     def start(self, save: Save) -> None:
         """Begins to write the last average. A node that shares its folder with node 0 leaves it to that one."""
@@ -84,6 +86,7 @@ class Saves:
                 )
             return
         self.output.event("checkpoint", step=saved.step, path=path, seconds=f"{saved.seconds:.1f}")
+        self.took(saved.seconds)
         self.scheduler.saved()
 
     def now(self, save: Save) -> None:

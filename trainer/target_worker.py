@@ -84,8 +84,8 @@ def serve(
         fill(slot, samples, watch)
         crc = slot.checksum(int(message["batch"])) if config.ring.debug else None
         watch.lap("copy")
-        done = {"k": "filled", "slot": message["slot"], "batch": message["batch"], "crc": crc}
-        channel.send({**done, "seconds": watch.seconds()})
+        done = {name: message[name] for name in ("slot", "batch", "length")}
+        channel.send({"k": "filled", **done, "crc": crc, "seconds": watch.seconds()})
 
 
 def fill_tokens(slot: Slot, samples: Sequence[Sample]) -> None:

@@ -66,6 +66,8 @@ class Worker:
         busy_since, idle_since: when it got what it is doing, or ran out of it (monotonic); the other one is None.
         seconds: wait, compute, copy, sync since it was ready, as it reported them last. pending_wait: of the time that
             they lack. doing: what it was last given. started_at, ready_at: of this life (monotonic).
+        gained: what its last report added to `seconds`. hop: of its wait, what the launcher did not see as one: the way
+            of its answer and of its order.
         fault, fault_at: its own last words, and when they came.
         lost_at: when its socket closed. exit_code: once it has ended.
         tries: lives begun since it was last of use. useful: something that it did in this life counts.
@@ -83,6 +85,8 @@ class Worker:
     busy_since: float | None = None
     idle_since: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    gained: dict[str, float] = field(default_factory=dict)
+    hop: float = 0.0
     fault: dict[str, Any] | None = None
     fault_at: float | None = None
     pending_wait: float = 0.0
@@ -152,6 +156,8 @@ class Worker:
         return min(config.timeout_s, max(config.step_timeout_s, 10 * self.longest[self.doing]))
 
     def heard(self, seconds: Mapping[str, float]) -> None:
+        self.gained = {kind: max(0.0, spent - self.seconds.get(kind, 0.0)) for kind, spent in seconds.items()}
+        self.hop = max(0.0, self.gained.get("wait", 0.0) - self.pending_wait)
         self.seconds, self.pending_wait = dict(seconds), 0.0
 
     @property

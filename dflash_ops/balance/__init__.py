@@ -9,7 +9,7 @@ is off.
 from __future__ import annotations
 
 from dflash_ops.balance.measure import measure
-from dflash_ops.balance.memory import Memory, Verdict, feasible, judge_memory
+from dflash_ops.balance.memory import Memory, Verdict, feasible, judge_memory, memory_from_check
 from dflash_ops.balance.model import predict
 from dflash_ops.balance.plan import Plan, Row, Worth, plan, worth
 from dflash_ops.balance.rates import Bucket, Prediction, Split, StageRates, Timing
@@ -30,6 +30,7 @@ __all__ = [
     "feasible",
     "judge_memory",
     "measure",
+    "memory_from_check",
     "plan",
     "predict",
     "simulate",

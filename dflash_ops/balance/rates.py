@@ -80,17 +80,19 @@ class StageRates:
         split: at which it was measured.
         target: a target's (reader's) forward for a batch, over the mix of lengths. target_copy: into the ring.
         drafter: a drafter's step. drafter_copy: out of the ring, before the slot is free (0 on the CPU).
+        target_hop, drafter_hop: the way of its answer to the launcher and of the next order back, with work at hand.
         average: one averaging, at the measured number of drafters; the slowest drafter's.
         block_tokens, ctx_tokens: of a batch, mean.
         average_every: steps between averagings. slots: of the ring; None = two for each worker.
         slot_through_step: the drafter holds its slot to the end of its step (CPU), not only while it copies (GPU).
-        schedule: "ready" or "fixed". sync: "average" or "step".
+        schedule: "ready" or "fixed". sync: "average" or "step". reduce: of a common step (sync "step"), the sum itself.
         readers: processes that read features from disk when there are no targets; 0 = there are no features.
         checkpoint: writing one. checkpoint_every: in steps.
         remaining: batches left; None = not known.
         measured: block tokens a second of the run itself, all drafters together; None where it is not known.
         buckets: the same by padded length, for people.
         exact: stage times were counted by the trainer; False: worked out from shares.
+        notes: what a reader of the prediction should know of the measurement.
     """
 
     split: Split
@@ -102,10 +104,13 @@ class StageRates:
     average_every: int
     target_copy: Timing = Timing(0.0)
     drafter_copy: Timing = Timing(0.0)
+    target_hop: Timing = Timing(0.0)
+    drafter_hop: Timing = Timing(0.0)
     slots: int | None = None
     slot_through_step: bool = False
     schedule: str = "ready"
     sync: str = "average"
+    reduce: Timing = Timing(0.0)
     readers: int = 0
     checkpoint: Timing = Timing(0.0)
     checkpoint_every: int = 0
@@ -113,6 +118,7 @@ class StageRates:
     measured: Timing | None = None
     buckets: tuple[Bucket, ...] = ()
     exact: bool = True
+    notes: tuple[str, ...] = ()
 
     def slots_at(self, split: Split) -> int:
         """Ring slots that the trainer makes at a split."""
