@@ -126,7 +126,7 @@ class Stream:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._clocks = _Clocks()
-        self._heard_at = 0.0
+        self._failures = 0
         self._known = Look()
         self._fault: BaseException | None = None
 
@@ -179,6 +179,9 @@ class Stream:
         lines = self._client.follow(idle=self._idle, forever=not self._ends)
         try:
             for last in lines:
+                self._failures = (
+                    0  # a first look alone is no stream: a machine out of breath is left time between tries
+                )
                 self._heard(last)
                 if self._stop.is_set():
                     return None
@@ -219,11 +222,12 @@ class Stream:
             self._known = replace(
                 self._known, link="lost", error=text, lost_since=since if since is not None else self._wall()
             )
-            tries = self._known.tries
         self._on_news()
         if isinstance(error, (AuthenticationFailed, HostKeyChanged)):
             return REFUSED_S
-        return self._pauses[min(tries, len(self._pauses) - 1)] * random.uniform(1.0, 1.2)
+        pause = self._pauses[min(self._failures, len(self._pauses) - 1)]
+        self._failures += 1
+        return pause * random.uniform(1.0, 1.2)
 
 
 class Watch(Generic[K]):

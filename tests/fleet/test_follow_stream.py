@@ -10,9 +10,17 @@ from typing import Any
 
 import pytest
 
+from dflash_ops.adopted import AdoptedClient
 from dflash_ops.client import JobClient
 from dflash_ops.contracts import Snapshot, State, dumps
-from dflash_ops.errors import ConnectionLost, DeadlineExceeded, HostKeyChanged, HostUnreachable, StateError
+from dflash_ops.errors import (
+    CommandFailed,
+    ConnectionLost,
+    DeadlineExceeded,
+    HostKeyChanged,
+    HostUnreachable,
+    StateError,
+)
 from dflash_ops.fleet.follow import PAUSES_S, Look, Stream, Watch
 from dflash_ops.hosts.base import Completed
 from dflash_ops.hosts.fake import FakeHost
@@ -171,6 +179,23 @@ def test_whatever_ends_a_stream_it_is_opened_again(host: Told, said: Said) -> No
     assert [host.asked.get(timeout=5) for _ in range(4)] == ["look", "follow --root /srv/main --forever"] * 2
 
 
+def test_a_machine_that_answers_and_then_says_nothing_is_left_more_time_each_time(host: Told) -> None:
+    run = Run(host, pauses=(0.0, 3600.0))
+    for _ in range(2):
+        host.looks.put(first())
+        run.until(heard(1000.0))
+        host.lines.put(line(1001))
+        run.until(heard(1001))
+        host.lines.put(DeadlineExceeded("no line within 12 s", "gpu"))  # it had spoken: back at once
+        run.until(lambda look: look.link == "retrying")
+    host.looks.put(first(1002))
+    host.lines.put(DeadlineExceeded("no line within 12 s", "gpu"))
+    run.until(lambda look: look.link == "lost")
+    time.sleep(0.05)
+    assert run.stream.look().link == "lost"
+    run.stream.stop()
+
+
 def test_a_machine_that_refuses_us_is_not_asked_again_at_once(host: Told) -> None:
     run = Run(host)
     host.looks.put(HostKeyChanged("another key", "gpu"))
@@ -253,3 +278,20 @@ def test_tries_come_slower_and_never_rarer_than_every_fifteen_seconds() -> None:
     assert PAUSES_S[0] == 1
     assert list(PAUSES_S) == sorted(PAUSES_S)
     assert PAUSES_S[-1] * 1.2 <= 15
+
+
+def test_an_adopted_session_with_a_resident_of_before() -> None:
+    """It knows no `--forever`: it is followed until its end."""
+    root = ("--root", "/srv/main")
+    fake = FakeHost("gpu").answer(..., stdout=line(1001, state=State.FINISHED) + b"\n")
+    refusal = "usage: adopted-follow ...\nadopted-follow: error: unrecognized arguments: --forever"
+    fake.answer("python3", "-I", "-S", ..., rc=2, stderr=refusal, times=1)
+    seen = list(AdoptedClient(fake, JOB).follow(forever=True))
+    assert [s.snapshot.t for s in seen] == [1001]
+    assert [call.argv[4:] for call in fake.calls] == [
+        ("adopted-follow", *root, "--forever"),
+        ("adopted-follow", *root),
+    ]
+    fake.answer("python3", "-I", "-S", ..., rc=2, stderr="something else", times=1)
+    with pytest.raises(CommandFailed):
+        list(AdoptedClient(fake, JOB).follow(forever=True))
