@@ -50,17 +50,19 @@ def running(layout: Layout) -> LoopRecord | None:
 def ensure(layout: Layout) -> bool:
     """Have a loop of this very version running. False: it would not start (run/resident.log says why).
 
-    A trainer does not need it, so this is no error: `snapshot` looks by itself and warns.
+    Where another build was installed since (a pass or a wrapper of before an upgrade lives on), one of that build: an
+    old part never brings its own loop back. A trainer does not need it, so this is no error: `snapshot` looks by itself
+    and warns.
     """
     record = running(layout)
-    if record is not None and record.version == itself.version():
+    if record is not None and (record.version == itself.version() or itself.outdated(layout.root)):
         return True
     if record is not None:
         proc.send(record.process, signal.SIGTERM)
         _until(lambda: not proc.alive(record.process), WAIT)
     try:
         done = subprocess.run(
-            itself.argv("loop", "--root", str(layout.root)),
+            itself.newest(layout.root, "loop", "--root", str(layout.root)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -41,3 +41,19 @@ def argv(command: str, *args: str) -> list[str]:
     code = f"import sys; sys.path.insert(0, {str(Path(dflash_ops.__file__).resolve().parent.parent)!r})"
     code += "; from dflash_ops.resident.__main__ import main; sys.exit(main(sys.argv[1:]))"
     return [sys.executable, "-c", code, command, *args]
+
+
+def outdated(root: Path) -> bool:
+    """Whether another build was installed here since we were started (`current.pyz` is not what we run from)."""
+    path, now = archive(), _current(root)
+    return path is not None and now.exists() and os.path.realpath(now) != str(path)
+
+
+def newest(root: Path, command: str, *args: str) -> list[str]:
+    """As `argv`, of the build that is installed here now and not of the one that we happen to be."""
+    path, now = archive(), _current(root)
+    return [str(now) if path is not None and a == str(path) and now.exists() else a for a in argv(command, *args)]
+
+
+def _current(root: Path) -> Path:
+    return root / "resident" / "current.pyz"

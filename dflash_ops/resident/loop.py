@@ -126,7 +126,7 @@ class Loop:
         self._vitals = Vitals(layout, checkpoints_of(self._job(), layout))
         self._curves: tuple[int, int] | None = None
         self._curves_t = float("-inf")
-        self._guard = Guard(self._successor(), self._needed)
+        self._guard = Guard(itself.newest(layout.root, "loop", "--root", str(layout.root)), self._needed)
 
     def _job(self) -> JobSpec | None:
         try:
@@ -165,13 +165,6 @@ class Loop:
         if self._there():
             self._journal("resident_stopped", data={"pid": self._me.pid})
             self._pass(alive=False)
-
-    def _successor(self) -> list[str]:
-        """What starts the next loop: the newest resident that is installed, not the one that we happen to be."""
-        argv = itself.argv("loop", "--root", str(self._layout.root))
-        current = self._layout.root / "resident" / "current.pyz"
-        packed = itself.archive()
-        return [str(current) if packed is not None and a == str(packed) and current.exists() else a for a in argv]
 
     def _needed(self) -> bool:
         """Whether a killed loop is to come back: the trainer lives, or is to be repaired."""
