@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.color import ColorSystem
-from rich.console import Console
 
 from dflash_ops.cli import watch_pages
+from dflash_ops.cli.common import colours
 from dflash_ops.cli.watch_terminal import Terminal, pen
 from dflash_ops.client import JobClient
 from dflash_ops.contracts.snapshot import FRESH_S
@@ -165,8 +165,7 @@ def run(loaded: Inventory, jobs: Sequence[Job], clients: Sequence[Sequence[JobCl
         KeyboardInterrupt: Ctrl-C; `q` too, where the caller waits for the end.
     """
     marks = pen(os.environ, sys.stdout.encoding)
-    out = Console(file=sys.stdout, highlight=False)
-    colour = None if os.environ.get("NO_COLOR") or out.color_system is None else ColorSystem.STANDARD
+    colour = ColorSystem.STANDARD if colours(sys.stdout) else None
     terminal = Terminal()
     until_end = until_end or not terminal.keys
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType, TracebackType
 from typing import Any
 
+from dflash_ops.cli.common import is_plain
 from dflash_ops.view.watch_draw import ASCII, UNICODE, Pen
 
 #: Another screen, no cursor, no wrapping at the right edge; and back.
@@ -65,7 +66,7 @@ def decode(data: bytes) -> tuple[list[str], bytes]:
 
 def has_screen(environ: Mapping[str, str]) -> bool:
     """Whether standard output is a terminal on which the cursor can be moved."""
-    return sys.stdout.isatty() and environ.get("TERM", "") not in ("", "dumb")
+    return bool(environ.get("TERM")) and not is_plain(sys.stdout, environ)
 
 
 def pen(environ: Mapping[str, str], encoding: str | None) -> Pen:

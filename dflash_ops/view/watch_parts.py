@@ -40,6 +40,7 @@ def several(
     pairs: Sequence[Text] | None,
     summary: Sequence[Text],
     *,
+    tail: Sequence[Text] = (),
     lift: int = 0,
     indent: int = 0,
 ) -> Block:
@@ -48,9 +49,9 @@ def several(
     Args:
         heads: above the full form and above pairs.
         pairs: the short form of each where two stand on a line already; None where the screen is too narrow.
-        lift: is added to the ranks. indent: spaces before "+5 more".
+        tail: what is below all in full. lift: is added to the ranks. indent: spaces before "+5 more".
     """
-    forms: list[Form] = [(FULL + lift, [heads[0], *full])]
+    forms: list[Form] = [(FULL + lift, [heads[0], *full, *tail])]
     rows, each, head = (full, 1, heads[0]) if pairs is None else (pairs, 2, heads[1])
     count = len(full)
     if pairs is not None and len(pairs) < len(full):
@@ -161,7 +162,8 @@ def gpus(cards: Sequence[tuple[str, GpuInfo]], note: str, width: int, pen: Pen) 
     pairs = (
         paired([_short_card(name.ljust(label), card, pen) for name, card in cards], width) if len(cards) > 2 else None
     )
-    return several((head, small), full, pairs, [_all_cards([c for _, c in cards], pen)], indent=label + 2)
+    tail = [Text(f"{'':<{label}}  {tame(note, pen)}", DIM)] if note else []
+    return several((head, small), full, pairs, [_all_cards([c for _, c in cards], pen)], tail=tail, indent=label + 2)
 
 
 def _card(label: str, g: GpuInfo, width: int, pen: Pen) -> Text:
