@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rich.color import ColorSystem
 
@@ -25,13 +26,20 @@ from dflash_ops.inventory import Inventory, Job
 from dflash_ops.view.nodes import NodeSeen
 from dflash_ops.view.paint import Painter
 from dflash_ops.view.watch import Choice, Link, Pen, Place, Watched, frame, page_rows
+from dflash_ops.view.watch_draw import UNICODE, cut, tame
 from dflash_ops.view.watch_seen import blind
+
+if TYPE_CHECKING:
+    from dflash_ops.hosts.keys import Keyring
 
 #: Seconds between two looks at what there is to draw.
 TICK_S = 0.5
 
 #: Seconds that a new size has to settle: who drags a window's edge sends many.
 SETTLE_S = 0.02
+
+#: Seconds in which the first answers may come before the screen is taken, so that a passphrase can be asked for.
+FIRST_S = 1.5
 
 #: A job's number, and the rank of one of its machines.
 Key = tuple[int, int]
@@ -164,6 +172,8 @@ def run(loaded: Inventory, jobs: Sequence[Job], clients: Sequence[Sequence[JobCl
     Raises:
         KeyboardInterrupt: Ctrl-C; `q` too, where the caller waits for the end.
     """
+    from dflash_ops.hosts.keys import SHARED  # paramiko: only where there is a screen
+
     marks = pen(os.environ, sys.stdout.encoding)
     colour = ColorSystem.STANDARD if colours(sys.stdout) else None
     terminal = Terminal()
@@ -177,8 +187,13 @@ def run(loaded: Inventory, jobs: Sequence[Job], clients: Sequence[Sequence[JobCl
     screen = Screen(jobs, marks, open_page, terminal.keys)
     streams = {(n, rank): client for n, mine in enumerate(clients) for rank, client in enumerate(mine)}
     with Watch(streams, ends=until_end) as watch:
-        with terminal:
-            _loop(screen, terminal, watch, jobs, Painter(80, 24, colour), until_end=until_end)
+        _let_ask(watch, SHARED)
+        SHARED.may_ask = False
+        try:
+            with terminal:
+                _loop(screen, terminal, watch, jobs, Painter(80, 24, colour), until_end=until_end)
+        finally:
+            SHARED.may_ask = True
         if terminal.ended is not None:
             signal.signal(terminal.ended, signal.SIG_DFL)
             os.kill(os.getpid(), terminal.ended)
@@ -186,6 +201,18 @@ def run(loaded: Inventory, jobs: Sequence[Job], clients: Sequence[Sequence[JobCl
     if screen.over and until_end:
         raise KeyboardInterrupt
     return code if until_end else 0
+
+
+def _let_ask(watch: Watch[Key], keyring: Keyring) -> None:
+    """Before the screen is taken: a key's passphrase is asked for while the terminal is still the person's.
+
+    Later none is: two readers of one terminal would tear the words apart.
+    """
+    end = time.monotonic() + FIRST_S
+    while keyring.asking or (
+        time.monotonic() < end and any(look.link == "connecting" for look in watch.looks().values())
+    ):
+        time.sleep(0.02)
 
 
 def _loop(
@@ -231,7 +258,8 @@ def _farewell(known: Sequence[Watched], jobs: Sequence[Job]) -> int:
     code = 0
     for job, one in zip(jobs, known, strict=True):
         if one.snapshot is None:
-            print(f"{job.name}  nothing was seen" + (f": {one.link.why}" if one.link.why else ""))
+            why = cut(tame(one.link.why), 200, UNICODE)
+            print(f"{job.name}  nothing was seen" + (f": {why}" if why else ""))
             code = 1
             continue
         whole = one.nodes[0]

@@ -37,9 +37,17 @@ class Key:
 
 
 class Keyring:
-    """Keys for a hop, best first. Opened files and passphrases are kept in memory for as long as this object lives."""
+    """Keys for a hop, best first. Opened files and passphrases are kept in memory for as long as this object lives.
+
+    Attributes:
+        asking: whether a person is being asked for a passphrase now.
+        may_ask: whether one may be. A command that has the terminal for itself (`status --watch`) says no; a key that
+            needs one is then an error.
+    """
 
     def __init__(self) -> None:
+        self.asking = False
+        self.may_ask = True
         self._lock = threading.Lock()
         self._opened: dict[Path, Any] = {}
 
@@ -89,7 +97,7 @@ class Keyring:
             return key
 
     def _unlock(self, path: Path) -> Any:
-        for attempt, (passphrase, source) in enumerate(_passphrases(path)):
+        for attempt, (passphrase, source) in enumerate(_passphrases(path, self)):
             try:
                 return PKey.from_path(str(path), passphrase.encode())
             except (SSHException, ValueError, TypeError):
@@ -110,13 +118,13 @@ class Keyring:
 SHARED = Keyring()
 
 
-def _passphrases(path: Path) -> Iterator[tuple[str, str]]:
+def _passphrases(path: Path, keyring: Keyring) -> Iterator[tuple[str, str]]:
     """Where a passphrase may come from: the environment, an askpass program, a person."""
     if (said := os.environ.get(PASSPHRASE)) is not None:
         yield said, PASSPHRASE
         return
     forced = os.environ.get("SSH_ASKPASS_REQUIRE") in ("force", "prefer")
-    terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+    terminal = keyring.may_ask and sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
     program = os.environ.get("SSH_ASKPASS")
     if program and (forced or not terminal):
         if (answer := _askpass(program, path)) is not None:
@@ -126,7 +134,12 @@ def _passphrases(path: Path) -> Iterator[tuple[str, str]]:
         import getpass
 
         for _ in range(TRIES):
-            yield getpass.getpass(f"Passphrase of {path}: "), "terminal"
+            keyring.asking = True
+            try:
+                answer = getpass.getpass(f"Passphrase of {path}: ")
+            finally:
+                keyring.asking = False
+            yield answer, "terminal"
 
 
 def _askpass(program: str, path: Path) -> str | None:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from dflash_ops.view import watch_job, watch_jobs
 from dflash_ops.view.text import age, duration
-from dflash_ops.view.watch_draw import ASCII, DIM, UNICODE, Pen, cut, fitted, folded
+from dflash_ops.view.watch_draw import ASCII, DIM, UNICODE, Pen, cut, fitted, folded, tame
 from dflash_ops.view.watch_fit import filled
 from dflash_ops.view.watch_seen import Link, Watched
 
@@ -117,7 +117,8 @@ def page_rows(page: Page, width: int, pen: Pen) -> list[Text]:
 def _page(page: Page, width: int, height: int, pen: Pen) -> list[Text]:
     title = Text.assemble((cut(page.title, width, pen), "bold"))
     if page.error:
-        return [title, *(Text(x, "red") for x in folded(page.error, width, max(1, height - 1), pen))]
+        said = [x for part in page.error.splitlines() for x in folded(tame(part, pen), width, height, pen)]
+        return [title, *(Text(x, "red") for x in said)]
     if page.lines is None:
         return [title, Text(f"reading ... {duration(page.reading_s)}")]
     rows, room = page_rows(page, width, pen), max(0, height - 1)

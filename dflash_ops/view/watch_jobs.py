@@ -67,7 +67,9 @@ def window(count: int, chosen: int, room: int) -> tuple[int, int]:
 
 def _summary(jobs: Sequence[Watched], width: int, pen: Pen) -> Text:
     states = Counter(s.state for job in jobs if (s := job.snapshot) is not None)
-    unseen = sum(job.snapshot is None for job in jobs)
+    silent = [job.link.lost_s is not None for job in jobs if job.snapshot is None]
+    states[State.UNREACHABLE] += sum(silent)
+    unseen = len(silent) - sum(silent)
     text = Text.assemble((f"{len(jobs)} jobs", "bold"))
     for state in WORST:
         if states[state]:
@@ -130,8 +132,13 @@ def _values(job: Watched, pen: Pen) -> dict[str, Text]:
     seen = job.whole
     host = Text(cut(tame(job.host, pen), _COLUMNS["host"][1], pen))
     if seen is None:
-        asking = Text("asking ...", DIM)
-        return {"host": host, "state": asking if job.link.lost_s is None else state_text(State.UNREACHABLE, pen)}
+        if job.link.lost_s is None:
+            return {"host": host, "state": Text("asking ...", DIM)}
+        return {
+            "host": host,
+            "state": state_text(State.UNREACHABLE, pen),
+            "since": Text(duration(job.link.lost_s)),
+        }
     s = seen.snapshot
     p = s.progress or Progress(t=s.t)
     step = pen.dash if p.step is None else f"{p.step}/{p.total}" if p.total else str(p.step)
@@ -151,7 +158,7 @@ def _values(job: Watched, pen: Pen) -> dict[str, Text]:
 
 def _old(job: Watched) -> str:
     lost = job.link.lost_s
-    return f"{age(max(job.age_s, lost or 0.0))} old" if job.nodes else f"{age(lost)} lost"
+    return f"{age(max(job.age_s, lost or 0.0))} old" if job.nodes else "never seen"
 
 
 def _last(job: Watched, pen: Pen) -> str:
