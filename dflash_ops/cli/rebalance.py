@@ -167,7 +167,7 @@ def show(result: Result) -> None:
                 asked=result.asked,
                 measured=result.before.block_tok_s if result.before is not None else None,
                 why=result.why,
-                exact=bool(result.exact),
+                notes=table.notes,
             )
         )
     )

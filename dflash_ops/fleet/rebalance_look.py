@@ -18,6 +18,7 @@ from dflash_ops.balance import (
     feasible,
     judge_memory,
     measure,
+    memory_from_check,
     plan,
     predict,
     worth,
@@ -169,9 +170,10 @@ class Looking(Operation):
         count = len(choice.pool(self.devices, self.asked.devices))
         self.result.table = plan(self.rates, count, self.now, memory)
         self.result.restart_s = self.restart_s()
-        for split in dict.fromkeys(filter(None, (self.now, self.asked.split))):
-            if split.devices != count:
-                self.result.extra = self.row(split, memory)
+        self.result.notes += self.result.table.notes
+        asked = self.asked.split
+        if asked is not None and self.row_of(asked) is None:
+            self.result.extra = self.row(asked, memory)
         self.result.why = self._why()
 
     def row(self, split: Split, memory: Memory) -> Row:
@@ -195,13 +197,6 @@ class Looking(Operation):
         """Whether going to the best split pays within the horizon: `result.worth`."""
         table, cost = self.result.table, self.result.restart_s
         assert table is not None
-        if self.row_of(self.now) is None or self.now.devices != table.devices:
-            raise UsageError(
-                f"{self.now} runs, and {table.devices} devices may be divided: --auto compares splits of as many",
-                "--auto --devices",
-                f"name {self.now.devices} devices, or the split itself: --targets {table.best.targets} "
-                f"--drafters {table.best.drafters}",
-            )
         self.result.worth = worth(table, self.now, cost if cost is not None else RESTART_S, self.asked.horizon_s)
 
     def restart_s(self) -> float:
@@ -224,19 +219,13 @@ class Looking(Operation):
             wanted = {int(d.partition(":")[2]) for d in pool if d.startswith("cuda:")}
             totals = {int(g["index"]): int(g["total"]) for g in self.said["gpus"]}
             sizes = [totals[n] for n in wanted if n in totals]
-            slots = int(ring) if (ring := (self.config.get("ring") or {}).get("slots")) else 2 * self.now.devices
             whole = len(sizes) == len(wanted) == len(pool)
-            target, drafter = said.get("target_bytes_per_worker"), said.get("drafter_bytes_per_worker")
-            stage.done("known" if target and drafter else "not known: it is judged before a start, by preflight")
-        return Memory(
-            target=target,
-            drafter=drafter,
-            slot=int(said["ring_bytes"]) // slots if said.get("ring_bytes") else None,
-            average=said.get("average_bytes"),
-            device=min(sizes) if whole and sizes else None,
-            features=self.features,
-            devices=len(pool),
-        )
+            found = memory_from_check(
+                said, self.config, device=min(sizes) if whole and sizes else None, devices=len(pool)
+            )
+            known = found.target is not None and found.drafter is not None
+            stage.done("known" if known else "not known: preflight judges it before a start")
+        return found
 
     def request(self, spec: JobSpec, devices: Devices) -> Request:
         """What preflight and gate are asked of a split."""

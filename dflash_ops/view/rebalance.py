@@ -26,7 +26,7 @@ class Shown:
     asked: Split | None
     measured: float | None
     why: str
-    exact: bool = True
+    notes: Sequence[str] = ()
 
 
 def render(shown: Shown) -> RenderableType:
@@ -43,8 +43,7 @@ def render(shown: Shown) -> RenderableType:
     parts += [Text(f"{row.split} is refused: {clean(row.refused)}") for row in shown.rows if row.refused]
     parts += [Text(f"{row.split}: {clean(row.memory.text)}") for row in shown.rows if _doubtful(row)]
     parts += [Text(clean(shown.why), "bold")] if shown.why else []
-    if not shown.exact:
-        parts.append(Text("Stage times are worked out from shares of time: the intervals are wide.", "bright_black"))
+    parts += [Text(f"Note: {clean(note)}.", "bright_black") for note in shown.notes]
     return Group(*parts)
 
 

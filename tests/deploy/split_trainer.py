@@ -113,20 +113,3 @@ def write_source(folder: Path) -> Path:
         '__version__ = "2.13.0"\nclass version: cuda = None\nclass cuda: is_available = staticmethod(lambda: False)\n'
     )
     return folder
-
-
-def rates_of(records, config):  # type: ignore[no-untyped-def]
-    """Stage rates from shares of time: only until `balance.measure` is there."""
-    from statistics import mean
-
-    from dflash_ops.balance import Split, StageRates, Timing
-    from dflash_ops.errors import UsageError
-
-    workers, rows = config["workers"], list(records)[2:]
-    if len(rows) < 3:
-        raise UsageError("too few")
-    split = Split(len(workers["target_devices"]), len(workers["drafter_devices"]))
-    rate = mean(r["block_tok_s"] for r in rows) / BLOCK
-    busy = [mean(r["workers"][name]["compute"] for r in rows) for name in ("target0", "drafter0")]
-    fill, step = (Timing(b * n / rate, spread=0.05) for b, n in zip(busy, (split.targets, split.drafters), strict=True))
-    return StageRates(split, fill, step, Timing(0.0001), BLOCK, CONTEXT, config["train"]["average_every"], exact=False)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from schemas import valid
-from split_trainer import rates_of, write_source
+from split_trainer import write_source
 
 if TYPE_CHECKING:
     from conftest import Toy
@@ -27,9 +27,8 @@ TABLES = {
 
 
 @pytest.fixture
-def job(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> Toy:
+def job(toy: Toy) -> Toy:
     """A job of 2 CPU devices, 1 target and 1 drafter, under a stand-in of the bundled trainer."""
-    monkeypatch.setattr("dflash_ops.fleet.rebalance_look.measure", rates_of)
     drop = dict.fromkeys(("command", "progress", "source"))
     source = write_source(toy.folder / "split-src")
     trainer = {"target_devices": ["cpu"], "drafter_devices": ["cpu"], **TABLES}
@@ -156,7 +155,6 @@ def test_what_is_slower_or_fails_is_taken_back(job: Toy) -> None:
     assert job.status["attempt"] == 8
 
 
-@pytest.mark.skip(reason="until balance.measure is there")
 def test_a_command_that_went_away_is_finished_by_the_next(job: Toy) -> None:
     running(job)
     job.root.joinpath("slow_stop").write_text("2")

@@ -25,7 +25,6 @@ def records(toy: Toy, attempt: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-@pytest.mark.skip(reason="until balance.measure is there")
 def test_the_training_goes_on_where_it_was(toy: Toy, capfd: pytest.CaptureFixture[str]) -> None:
     target = toy.folder / "target"
     target.mkdir()

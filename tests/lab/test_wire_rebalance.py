@@ -44,7 +44,6 @@ def phase(job: Job) -> str:
     return ""
 
 
-@pytest.mark.skip(reason="until balance.measure is there")
 def test_a_link_that_goes_while_the_job_is_stopped_leaves_the_new_split(job: Job, lab: Lab) -> None:
     assert job.ops("deploy").code == 0
     job.until(lambda s: (s["progress"] or {}).get("step", 0) >= 16)
