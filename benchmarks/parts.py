@@ -81,15 +81,24 @@ def write_config(root: Path, *, samples: int, length: int, **tables: dict[str, A
 
 
 class Launcher:
-    """`python -m trainer run` as a process; every line of its output with the monotonic time at which it came."""
+    """`python -m trainer run` as a process; every line of its output with the monotonic time at which it came.
 
-    def __init__(self, root: Path, config: Path, attempt: int, *arguments: str) -> None:
+    Args:
+        slow: seconds of each stage (benchmarks/slow_stages); nothing sleeps without any.
+    """
+
+    def __init__(
+        self, root: Path, config: Path, attempt: int, *arguments: str, slow: dict[str, float] | None = None
+    ) -> None:
         self.out = root / "attempts" / str(attempt)
         self.out.mkdir(parents=True)
         self.began = time.monotonic()
         command = [sys.executable, "-m", "trainer", "run", "--config", str(config), "--out", str(self.out)]
         command += ["--checkpoints", str(root / "checkpoints"), *arguments]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
+        if slow:
+            environment["PYTHONPATH"] += os.pathsep + str(ROOT / "benchmarks" / "slow_stages")
+            environment["DFLASH_SLOW_STAGES"] = json.dumps(slow)
         self.process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )

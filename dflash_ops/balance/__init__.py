@@ -8,7 +8,7 @@ is off.
 
 from __future__ import annotations
 
-from dflash_ops.balance.measure import measure
+from dflash_ops.balance.measure import measure, pace
 from dflash_ops.balance.memory import Memory, Verdict, feasible, judge_memory, memory_from_check
 from dflash_ops.balance.model import predict
 from dflash_ops.balance.plan import Plan, Row, Worth, plan, worth
@@ -31,6 +31,7 @@ __all__ = [
     "judge_memory",
     "measure",
     "memory_from_check",
+    "pace",
     "plan",
     "predict",
     "simulate",

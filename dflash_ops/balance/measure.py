@@ -1,9 +1,10 @@
 """metrics.jsonl and run.json -> stage rates.
 
-What counts is the last stretch of records with one set of workers. Left out of it are its first record (the ring fills,
-caches warm up) and every record in which a worker's life began: loading and restarts are no part of the pace. The
-trainer itself leaves each worker's first batch of each length out of `stages`. Records of older trainers have no
-`stages`: then seconds come from the workers' shares of the time, with a wider interval.
+What counts is the last stretch of records with one set of workers. Left out of it are all up to the one with the first
+averaging (the ring fills, caches warm up, drafters make their connections), as many after each restart of the drafters,
+and every record in which another worker's life began: loading and restarts are no part of the pace. The trainer itself
+leaves each worker's first batch of each length out of `stages`. Records of older trainers have no `stages`: then seconds
+come from the workers' shares of the time, with a wider interval.
 """
 
 from __future__ import annotations
@@ -35,18 +36,8 @@ def measure(records: Iterable[Mapping[str, Any]], config: Mapping[str, Any]) -> 
     Raises:
         UsageError: a record or the config is not what the trainer writes, or there is too little to tell.
     """
-    read = [check(raw, number) for number, raw in enumerate(records, 1)]
-    if not read:
-        raise _too_little("there is no progress line yet", "wait for the first steps")
-    stretch = _last_stretch(read)
+    stretch, kept, before = _kept(records, config)
     split, readers = _split(stretch[-1])
-    kept = [b for a, b in itertools.pairwise(stretch) if b.lives == a.lives and b.step > a.step]
-    before = {id(b): a for a, b in itertools.pairwise(stretch)}
-    if not kept:
-        raise _too_little(
-            f"{len(stretch)} progress lines with these workers, none of them behind the warm-up",
-            "wait for two more, or lower train.log_every",
-        )
     exact = [record for record in kept if record.stages is not None]
     train = table(config, "train")
     every = whole(train, "average_every", 50)
@@ -80,9 +71,60 @@ def measure(records: Iterable[Mapping[str, Any]], config: Mapping[str, Any]) -> 
         readers=readers or (whole(features, "readers", 1) if features.get("path") else 0),
         checkpoint_every=whole(table(config, "checkpoint"), "every", 500),
         remaining=max(0, last.total - last.step) * split.drafters,
+        measured=_pace(kept, before),
         notes=tuple(notes),
         **found,
     )
+
+
+def pace(records: Iterable[Mapping[str, Any]], config: Mapping[str, Any]) -> Timing:
+    """Block tokens a second of the run itself, all drafters together, over the records that `measure` would count.
+
+    Returns:
+        mean: over all of their time. sd, count: of single records.
+
+    Raises:
+        UsageError: as `measure`.
+    """
+    _, kept, before = _kept(records, config)
+    found = _pace(kept, before)
+    if found is None:
+        raise _too_little("the records have no time between them", "wait for more progress lines")
+    return found
+
+
+def _kept(
+    records: Iterable[Mapping[str, Any]], config: Mapping[str, Any]
+) -> tuple[list[Record], list[Record], dict[int, Record]]:
+    """The last stretch, what of it counts, and the record before each of these by its id."""
+    read = [check(raw, number) for number, raw in enumerate(records, 1)]
+    if not read:
+        raise _too_little("there is no progress line yet", "wait for the first steps")
+    stretch = _last_stretch(read)
+    every = whole(table(config, "train"), "average_every", 50)
+    warm = _begin(stretch) + every  # the averaging at this step is the first one
+    kept = []
+    for a, b in itertools.pairwise(stretch):
+        if any(b.lives[name] != a.lives[name] for name in b.lives if name.startswith("drafter")):
+            warm = b.step + every
+        elif b.lives == a.lives and b.step > a.step > warm:
+            kept.append(b)
+    if not kept:
+        raise _too_little(
+            f"{len(stretch)} progress lines with these workers, none of them behind the first averaging",
+            f"wait until the lines after step {warm} ({every} steps after the start, train.average_every)",
+        )
+    return stretch, kept, {id(b): a for a, b in itertools.pairwise(stretch)}
+
+
+def _begin(stretch: Sequence[Record]) -> int:
+    """The step at which the stretch's first interval began."""
+    first = stretch[0]
+    if first.stages is not None:
+        drafters = sum(name.startswith("drafter") for name in first.lives)
+        return max(0, first.step - first.stages.batches // max(1, drafters))
+    length = stretch[1].step - first.step if len(stretch) > 1 else 0
+    return max(0, first.step - max(0, length))
 
 
 def _too_little(what: str, next: str) -> UsageError:
@@ -147,7 +189,6 @@ def _counted(kept: Sequence[Record]) -> dict[str, Any]:
         "checkpoint": _timing(all_.of("save")),
         "block_tokens": all_.block_tokens / batches,
         "ctx_tokens": all_.ctx_tokens / batches,
-        "measured": _rate([(r.stages.block_tokens, r.stages.seconds) for r in kept if r.stages is not None]),
         "buckets": _buckets(all_),
         "exact": True,
         "notes": notes,
@@ -175,8 +216,14 @@ def _buckets(all_: Totals) -> tuple[Bucket, ...]:
     )
 
 
-def _rate(parts: Sequence[tuple[float, float]]) -> Timing | None:
-    """Tokens a second over all of (tokens, seconds), with the deviation of single records."""
+def _pace(kept: Sequence[Record], before: Mapping[int, Record]) -> Timing | None:
+    """Tokens a second over all of the records, with the deviation of single ones; None where no time passed."""
+    parts = [
+        (r.block_tok_s * (r.t - before[id(r)].t), r.t - before[id(r)].t)
+        if r.stages is None
+        else (r.stages.block_tokens, r.stages.seconds)
+        for r in kept
+    ]
     seconds = sum(s for _, s in parts)
     if seconds <= 0:
         return None
@@ -232,9 +279,6 @@ def _from_shares(
         "average": Timing(sync / split.drafters / max(averagings, 1e-9) if averagings >= 1 else 0.0, 0.0, 0, 0.5),
         "block_tokens": block / batches,
         "ctx_tokens": ctx / batches,
-        "measured": _rate(
-            [(r.block_tok_s * (r.t - before[id(r)].t), r.t - before[id(r)].t) for r in kept if r.t > before[id(r)].t]
-        ),
         "exact": False,
         "notes": ["stage times were worked out from shares: these records are of an older trainer"],
     }
