@@ -99,6 +99,10 @@ class Layout:
         return self.run / "curves.json"
 
     @property
+    def watched(self) -> Path:
+        return self.run / "watched"
+
+    @property
     def journal(self) -> Path:
         return self.run / "journal.jsonl"
 

@@ -112,7 +112,7 @@ def follow_main(args: list[str]) -> int:
     try:
         while True:
             snapshot = look(layout)
-            gpus, note = cards.look(trainer_of(layout), trains=snapshot.state in LIVE_STATES)
+            gpus, note = cards.look(trainer_of(layout), often=snapshot.state in LIVE_STATES)
             sys.stdout.write(dumps(replace(snapshot, gpus=gpus, gpus_note=note)) + "\n")
             sys.stdout.flush()
             if snapshot.state in (State.CRASHED, State.FINISHED, State.STOPPED) and not options.forever:

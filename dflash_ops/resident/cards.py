@@ -17,8 +17,12 @@ from dflash_ops.resident import proc
 from dflash_ops.resident.beside import Answer, Beside
 from dflash_ops.supervise import nvidia
 
-#: Seconds between two questions while a job trains, and while none does or the last one failed.
+#: Seconds between two questions while somebody watches, and while nobody does or the last one failed: nvidia-smi
+#: itself costs a good part of a second.
 OFTEN_S, SELDOM_S = 5.0, 30.0
+
+#: Seconds after which it is asked again who holds memory.
+HELD_S = 15.0
 
 #: Seconds that nvidia-smi may take: without its persistence daemon it wakes every card first.
 PATIENCE_S = 20.0
@@ -46,23 +50,25 @@ class Cards:
         self._beside = Beside(PATIENCE_S, clock)
         self._reasons = nvidia.REASONS[0]
         self._asking = ""
-        self._next = float("-inf")
+        self._asked = float("-inf")  # when the last question, or pair of them, came to its end
         self._gpus: tuple[GpuInfo, ...] = ()
-        self._at = float("-inf")
-        self._note = "not asked yet"
+        self._at = self._held_at = float("-inf")
+        self._fault, self._words, self._held_note = "not asked yet", "", ""
         self._names: dict[Process, tuple[str | None, str]] = {}
 
-    def look(self, launcher: Process | None, *, trains: bool) -> tuple[tuple[GpuInfo, ...], str]:
+    def look(self, launcher: Process | None, *, often: bool) -> tuple[tuple[GpuInfo, ...], str]:
         """What is known now, and what is to be said of it; asks when it is time. Returns at once.
 
         Args:
-            launcher: of the attempt whose workers are to be known by name. trains: whether it lives.
+            launcher: of the attempt whose workers are to be known by name. often: whether somebody watches.
         """
         answer = self._beside.look()
         if answer is not None:
-            self._take(answer, launcher, OFTEN_S if trains else SELDOM_S)
-        elif self._beside.pid is None and self._clock() >= self._next:
-            self._begin("cards")
+            self._take(answer, launcher)
+        elif self._beside.pid is None:
+            pause = OFTEN_S if often and not self._fault else SELDOM_S
+            if self._clock() - self._asked >= pause:
+                self._begin("cards")
         return self._shown()
 
     def close(self) -> None:
@@ -71,26 +77,26 @@ class Cards:
     def _begin(self, what: str) -> None:
         program = self._find("nvidia-smi")
         if program is None:
-            self._gpus, self._note = (), ABSENT
-            self._next = self._clock() + SELDOM_S
+            self._gpus = ()
+            self._failed(ABSENT)
             return
         self._asking = what
         words = nvidia.ask_cards(self._reasons) if what == "cards" else nvidia.ask_holders()
         if (failed := self._beside.begin([program, *words])) is not None:
-            self._failed(failed)
+            self._failed(_why(failed))
 
-    def _take(self, answer: Answer, launcher: Process | None, pause: float) -> None:
+    def _take(self, answer: Answer, launcher: Process | None) -> None:
         if self._asking == "cards":
             self._take_cards(answer)
             return
+        self._asked = self._held_at = self._clock()
         # Who holds memory is one more thing to know: without it the cards still are what they are.
-        holders = nvidia.read_holders(answer.text) if answer.rc == 0 else None
-        self._gpus = nvidia.held(self._gpus, self._named(holders, launcher) if holders is not None else None)
-        self._next = self._at + pause
-        if holders is None:
-            self._note = _why("who holds memory", answer)
-        elif not self._note:
-            self._note = self._hidden()
+        if answer.rc != 0:
+            self._gpus = nvidia.held(self._gpus, None)
+            self._held_note = f"who holds memory: {_why(answer)}"
+            return
+        self._gpus = nvidia.held(self._gpus, self._named(nvidia.read_holders(answer.text), launcher))
+        self._held_note = self._hidden()
 
     def _take_cards(self, answer: Answer) -> None:
         older = nvidia.older(self._reasons, answer.text) if answer.rc else None
@@ -100,21 +106,23 @@ class Cards:
             return
         cards = nvidia.read_cards(answer.text)
         if answer.rc != 0 or not cards.gpus:
-            self._failed(answer, cards.words)
+            self._failed(_why(answer, cards.words))
             return
-        before_held = {gpu.uuid: gpu.holders or () for gpu in self._gpus}
-        self._gpus = nvidia.held(cards.gpus, before_held) if before_held else cards.gpus
-        self._at, self._note = self._clock(), cards.words
-        self._begin("holders")
+        before = {gpu.uuid: gpu.holders for gpu in self._gpus}
+        self._gpus = tuple(replace(gpu, holders=before.get(gpu.uuid)) for gpu in cards.gpus)
+        self._asked = self._at = self._clock()
+        self._fault, self._words = "", cards.words
+        if self._at - self._held_at >= HELD_S:
+            self._begin("holders")
 
-    def _failed(self, answer: Answer, words: str = "") -> None:
-        self._note = _why("", answer, words)
-        self._next = self._clock() + SELDOM_S
+    def _failed(self, why: str) -> None:
+        self._fault = why
+        self._asked = self._clock()
 
     def _shown(self) -> tuple[tuple[GpuInfo, ...], str]:
         age = self._clock() - self._at
         waits = self._beside.seconds
-        note = self._note
+        note = self._fault or "; ".join(filter(None, (self._words, self._held_note)))
         if waits > PATIENCE_S / 2:
             killed = " and cannot be killed: the driver hangs" if waits > PATIENCE_S + 2 else ""
             note = f"nvidia-smi (pid {self._beside.pid}) has not answered for {waits:.0f} s{killed}"
@@ -192,13 +200,10 @@ def _words(pid: int, what: str) -> list[str]:
         return []  # ended meanwhile, or another user's
 
 
-def _why(what: str, answer: Answer, words: str = "") -> str:
-    """Why nvidia-smi told nothing (of `what`)."""
+def _why(answer: Answer, words: str = "") -> str:
+    """Why nvidia-smi told nothing."""
     said = words or next((line.strip() for line in answer.text.splitlines() if line.strip()), "")
+    said = f": {said[:300]}" if said else ""
     if answer.fault:
-        text = f"nvidia-smi {answer.fault}"
-    elif answer.rc:
-        text = f"nvidia-smi failed with {answer.rc}" + (f": {said[:300]}" if said else "")
-    else:
-        text = f"nvidia-smi told of no card: {said[:300]}" if said else "nvidia-smi told of no card"
-    return f"{what}: {text}" if what else text
+        return f"nvidia-smi {answer.fault}"
+    return f"nvidia-smi failed with {answer.rc}{said}" if answer.rc else f"nvidia-smi told of no card{said}"

@@ -20,6 +20,8 @@ from dflash_ops.resident.tmux import clean_environment
 from dflash_ops.resident.watch import Watcher
 
 POLL = 0.2
+#: Seconds after which a `follow` says again that somebody watches: the loop then asks for the cards more often.
+WATCHED = 5.0
 
 
 def main(args: list[str]) -> int:
@@ -71,10 +73,14 @@ def follow_main(args: list[str]) -> int:
     clean_environment()
     watcher: Watcher | None = None
     curves = _Curves(layout)
-    printed = float("-inf")
+    printed = said = float("-inf")
     last: tuple[object, ...] | None = None
     stamp: object = None
     while True:
+        if time.monotonic() - said >= WATCHED:
+            said = time.monotonic()
+            with suppress(OSError):  # a full or read-only disk: then it is asked less often
+                layout.watched.touch()
         due = time.monotonic() - printed >= 1.0
         now = _stamp(layout.snapshot)
         if due or now != stamp:

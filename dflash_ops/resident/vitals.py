@@ -22,6 +22,8 @@ from dflash_ops.supervise.detect import DiskSample, History, Report, disk, run
 KEPT = 200
 DISK_EVERY_S = 60.0
 DETECT_EVERY_S = 10.0
+#: Seconds for which one word of a `follow` counts.
+WATCHED_S = 15.0
 
 
 class Vitals:
@@ -40,6 +42,7 @@ class Vitals:
         cards: Cards | None = None,
     ) -> None:
         self._places = [layout.root, *([checkpoints] if checkpoints is not None else [])]
+        self._watch = layout.watched
         self._clock = clock
         self._looks: deque[Snapshot] = deque(maxlen=KEPT)
         self._disks: deque[DiskSample] = deque(maxlen=KEPT)
@@ -70,8 +73,15 @@ class Vitals:
 
     def add(self, snapshot: Snapshot, launcher: Process | None) -> Snapshot:
         """The snapshot with the disk and the cards in it, as they are known now; waits for nobody."""
-        gpus, note = self._cards.look(launcher, trains=snapshot.state in LIVE_STATES)
+        gpus, note = self._cards.look(launcher, often=snapshot.state in LIVE_STATES and self._watched())
         return replace(snapshot, gpus=gpus, gpus_note=note, disk=self._disk)
+
+    def _watched(self) -> bool:
+        """Whether a `follow` is there, which says so by this file's time."""
+        try:
+            return 0 <= self._clock() - self._watch.stat().st_mtime < WATCHED_S
+        except OSError:
+            return False
 
     def close(self) -> None:
         self._cards.close()

@@ -56,7 +56,7 @@ def until(asker: Cards, true: Callable[[Told], bool], launcher: Process | None =
     end = time.monotonic() + 20
     while True:
         begun = time.monotonic()
-        told = asker.look(launcher, trains=True)
+        told = asker.look(launcher, often=True)
         assert time.monotonic() - begun < 5, "it waited"  # the stand-in hangs for ever
         if true(told):
             return told
@@ -114,7 +114,7 @@ def test_columns_that_are_missing_and_lines_that_are_none() -> None:
     ],
 )
 def test_an_older_driver_is_asked_in_its_own_words(
-    smi: Smi, asker: Cards, unknown: list[str], throttle: tuple[str, ...] | None
+    smi: Smi, asker: Cards, clock: Clock, unknown: list[str], throttle: tuple[str, ...] | None
 ) -> None:
     smi.cards = [card(0, **{"clocks_throttle_reasons.active": "0x0000000000000009"})]
     smi.unknown = unknown
@@ -122,8 +122,8 @@ def test_an_older_driver_is_asked_in_its_own_words(
     (only,), note = until(asker, known)
     assert (only.throttle, only.util, note) == (throttle, 0.97, "")
     calls = len(smi.asked())
-    asker._next = 0.0
-    until(asker, lambda _: len(smi.asked()) == calls + 2)  # it is not asked for the newer word again
+    clock.now += cards.OFTEN_S
+    until(asker, lambda _: len(smi.asked()) == calls + 1)  # it is not asked for the newer word again
 
 
 def test_workers_of_the_attempt_are_known_by_name(smi: Smi, asker: Cards) -> None:
@@ -175,13 +175,13 @@ def test_a_driver_that_hangs_is_said_and_left_alone(smi: Smi, clock: Clock, aske
     clock.now += cards.OFTEN_S
     until(asker, lambda _: len(smi.asked()) == 3)
     clock.now += 12
-    gpus, note = asker.look(None, trains=True)
+    gpus, note = asker.look(None, often=True)
     assert len(gpus) == 2
     assert "has not answered for 12 s" in note
     clock.now += 10
     _, note = until(asker, lambda told: "did not answer within" in told[1])  # it ignores TERM
     clock.now += 1
-    assert asker.look(None, trains=True)[0], "22 s are not too old yet"
+    assert asker.look(None, often=True)[0], "22 s are not too old yet"
     assert len(smi.asked()) == 3
     clock.now += 2 * cards.OLD_S
     gpus, note = until(asker, lambda _: len(smi.asked()) == 4)
@@ -204,7 +204,7 @@ def test_one_that_cannot_be_killed_is_not_joined_by_another(
     until(asker, lambda _: len(smi.asked()) == 1)
     clock.now += 1000
     for _ in range(5):
-        gpus, note = asker.look(None, trains=True)
+        gpus, note = asker.look(None, often=True)
     assert gpus == ()
     assert "1000 s and cannot be killed" in note
     assert len(smi.asked()) == 1
@@ -249,15 +249,23 @@ def test_a_question_of_who_holds_memory_that_hangs_costs_no_number(smi: Smi, clo
 
 
 def test_without_nvidia_smi_it_is_said(clock: Clock) -> None:
-    assert Cards(clock, lambda _: None).look(None, trains=True) == ((), cards.ABSENT)
+    assert Cards(clock, lambda _: None).look(None, often=True) == ((), cards.ABSENT)
     gone = Cards(clock, lambda _: "/nowhere/nvidia-smi")
-    assert gone.look(None, trains=True) == ((), "nvidia-smi cannot be run: No such file or directory")
+    assert gone.look(None, often=True) == ((), "nvidia-smi cannot be run: No such file or directory")
 
 
-def test_it_is_asked_every_few_seconds_at_most(smi: Smi, clock: Clock, asker: Cards) -> None:
+def test_it_is_asked_every_few_seconds_where_somebody_watches_else_seldom(smi: Smi, clock: Clock, asker: Cards) -> None:
     until(asker, known)
     for _ in range(20):
-        asker.look(None, trains=True)
+        asker.look(None, often=True)
     assert len(smi.asked()) == 2
     clock.now += cards.OFTEN_S
-    until(asker, lambda _: len(smi.asked()) == 4)
+    asker.look(None, often=False)
+    assert asker._beside.pid is None, "nobody watches"
+    until(asker, lambda _: asker._beside.pid is None and len(smi.asked()) == 3)
+    assert known(asker.look(None, often=True)), "who holds memory is still known"
+    clock.now += cards.HELD_S
+    until(asker, lambda _: asker._beside.pid is None and len(smi.asked()) == 5)
+    clock.now += cards.SELDOM_S
+    asker.look(None, often=False)
+    assert asker._beside.pid is not None
