@@ -26,6 +26,9 @@ START_S = 90.0
 #: Seconds for all texts of an attempt: its slow parts have deadlines of their own, and some MiB need their way.
 EVIDENCE_S = 180.0
 
+#: Seconds for the course of a job: a million lines of metrics take about half a minute of one core there.
+HISTORY_S = 240.0
+
 #: Seconds that a stop may take beyond its grace time: locks, KILL, waiting until nothing of the attempt lives.
 STOP_MORE_S = 120.0
 
@@ -66,6 +69,14 @@ class Seen:
     @property
     def reachable(self) -> bool:
         return self.snapshot.state is not State.UNREACHABLE
+
+
+@dataclass(frozen=True)
+class History:
+    """What `resident history` told (docs/contracts.md): `head`, and an object for each attempt, oldest first."""
+
+    head: dict[str, Any]
+    attempts: tuple[dict[str, Any], ...]
 
 
 class JobClient:
@@ -193,6 +204,35 @@ class JobClient:
                 ) from None
             raise
         raise self._strange(done, "gather the job's texts")
+
+    def history(self, attempt: int | None = None, *, every: bool = False, points: int = 400) -> History:
+        """The course of one attempt (None: the newest), or with `every` of all, in one exec.
+
+        Raises:
+            UsageError: nothing was ever started, or no such attempt.
+            HostError, CommandFailed: as `ask`. ContractError: the answer is cut, or of another version.
+        """
+        options = ["--points", str(points)]
+        options += ["--attempt", str(attempt)] if attempt is not None else []
+        options += ["--all"] if every else []
+        done = self.host.run(self._argv("history", *options), deadline=HISTORY_S)
+        self._refuse_undeployed(done.rc, done.error_text)
+        lines = [_object(line) for line in done.text.splitlines()]
+        if done.rc == 0 and len(lines) > 2 and None not in lines:
+            head, *told, end = [line for line in lines if line is not None]
+            if head.get("kind") == "history" and head.get("schema") == 1 and end.get("attempts") == len(told):
+                return History(head, tuple(told))
+        try:
+            answer(done, self.host.name, self.python, "read the course of the job")
+        except DflashError as error:
+            if "no command 'history'" in error.what:
+                raise CommandFailed(
+                    "the resident there is older than this dflash-ops and cannot tell a job's course",
+                    self._where,
+                    f"dflash-ops deploy {shlex.quote(self.job.name)} sends a newer one",
+                ) from None
+            raise
+        raise ContractError("the course of the job came in part only, or in another form", self._where, "ask again")
 
     def start(self, spec: JobSpec) -> dict[str, Any]:
         """Start an attempt; the answer names it.

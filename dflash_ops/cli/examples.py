@@ -27,6 +27,7 @@ EXAMPLES: Mapping[str, str] = {
     "incidents show": "dflash-ops incidents show 3 main",
     "incidents reset": "dflash-ops incidents reset main",
     "supervise": "dflash-ops supervise --all",
+    "report": "dflash-ops report main --all-attempts -o run.html",
     "exporter": "dflash-ops exporter --listen 127.0.0.1:9400",
     "playbooks list": "dflash-ops playbooks list",
     "playbooks show": "dflash-ops playbooks show fx_dynamo_conflict",

@@ -55,6 +55,7 @@ COMMANDS: dict[str, Entry] = {
     "triage": Entry("triage", "Name the cause of a crash from logs, a pane, standard input or a job."),
     "incidents": Entry("incidents", "What failed, what was done about it, and what it cost."),
     "supervise": Entry("supervise", "Watch jobs from outside: host, container, resident, kernel log."),
+    "report": Entry("report", "One html file of a run: curves, shares, incidents, config."),
     "exporter": Entry("exporter", "Metrics of jobs for Prometheus."),
     "playbooks": Entry("playbooks", "The kinds of failure: list, show, lint, test."),
     "demo": Entry("demo", "The whole way on this machine with a tiny target: train, watch, evaluate, export."),

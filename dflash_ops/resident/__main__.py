@@ -24,6 +24,7 @@ COMMANDS = {
     "logs": ("logs", "main", "an attempt's log, raw"),
     "evidence": ("evidence", "main", "all texts of an attempt, for triage"),
     "journal": ("records", "journal_main", "what was done, and when"),
+    "history": ("history", "main", "the course of attempts, for a report"),
     "record": ("records", "record_main", "write an operator's event into the journal"),
     "attempts": ("records", "attempts_main", "list all attempts"),
     "activate": ("records", "activate_main", "switch `current` to a release"),

@@ -73,12 +73,13 @@ def record_main(args: list[str]) -> int:
 
 def attempts_main(args: list[str]) -> int:
     layout = Layout(_parser("attempts").parse_args(args).root.absolute())
-    listed = [_listed(attempts.read(layout, n)) for n in attempts.numbers(layout)]
+    listed = [listed(attempts.read(layout, n)) for n in attempts.numbers(layout)]
     say({"schema": 1, "kind": "attempts", "attempts": listed})
     return 0
 
 
-def _listed(attempt: Attempt) -> dict[str, Any]:
+def listed(attempt: Attempt) -> dict[str, Any]:
+    """One entry of `attempts`."""
     start, spec = attempt.start, attempt.spec
     alive = attempt.launcher_alive
     evidence = Evidence(

@@ -84,6 +84,16 @@ class Said:
     t: float
 
 
+def read_line(raw: bytes, pattern: ProgressPattern | None) -> ProgressLine | None:
+    """What one raw line says; `pattern`: a foreign trainer's progress lines."""
+    if b"\x1b" in raw:
+        raw = _ANSI.sub(b"", raw)
+    text = raw[:LINE].decode("utf-8", "replace")
+    if pattern is not None and (found := pattern.parse(text)) is not None:
+        return found
+    return parse_line(text)
+
+
 class LogScanner:
     """State as the log tells it. `pattern`: a foreign trainer's progress lines."""
 
@@ -145,12 +155,7 @@ class LogScanner:
             self.stage = stage
 
     def _parse(self, raw: bytes) -> ProgressLine | None:
-        if b"\x1b" in raw:
-            raw = _ANSI.sub(b"", raw)
-        text = raw[:LINE].decode("utf-8", "replace")
-        if self._pattern is not None and (found := self._pattern.parse(text)) is not None:
-            return found
-        return parse_line(text)
+        return read_line(raw, self._pattern)
 
 
 _PROGRESS_KEYS = frozenset(f.name for f in fields(Progress))

@@ -1,0 +1,115 @@
+"""`dflash-ops report`: a run as one html file that needs nothing else, or as JSON."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dflash_ops.cli.common import InventoryOption, JobArgument, JsonOption
+from dflash_ops.cli.several import NodeOption
+
+if TYPE_CHECKING:
+    from dflash_ops.client import JobClient
+
+
+def command(
+    job: JobArgument = None,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", metavar="N", min=1, help="One attempt; else the newest.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all-attempts", help="All attempts, the newest 50.")] = False,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="The file; else JOB-report.html here. - prints it."),
+    ] = None,
+    points: Annotated[
+        int, typer.Option("--points", metavar="N", min=10, max=5000, help="Points of a curve at most.")
+    ] = 400,
+    node: NodeOption = None,
+    json: JsonOption = False,
+    inventory: InventoryOption = None,
+) -> int:
+    """One html file of a run: curves, shares, incidents and what they cost, config, GPUs (docs/report.md)."""
+    from dflash_ops.cli.adopted import refuse_adopted
+    from dflash_ops.cli.watching import job_client, print_json
+    from dflash_ops.errors import UsageError
+    from dflash_ops.tell.page import page
+
+    if every and attempt is not None:
+        raise UsageError("--attempt and --all-attempts exclude each other", "--attempt", "give one of them")
+    if json and output is not None:
+        raise UsageError("--json goes to standard output", "--output", "leave one of them out")
+    client = job_client(inventory, job, node)
+    refuse_adopted(client.job, "report", always=True)
+    path = None if json or output == "-" else _path(output, client.job.name)
+    try:
+        report = _read(client, attempt, every=every, points=points)
+    finally:
+        client.host.close()
+    if json:
+        print_json(report)
+        return 0
+    text = page(report)
+    if path is None:
+        sys.stdout.write(text)
+        return 0
+    _write(path, text)
+    print(f"{path} ({len(text.encode()) // 1024} KiB)", file=sys.stderr)
+    return 0
+
+
+def _path(output: str | None, job: str) -> Path:
+    """Where the file goes, checked before anything is asked.
+
+    Raises:
+        UsageError: a folder, or in one that is not there.
+    """
+    from dflash_ops.errors import UsageError
+
+    path = Path(f"{job}-report.html" if output is None else output)
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", "--output", "name a file in it")
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no folder {path.parent}", "--output", "make it, or name another one")
+    return path
+
+
+def _write(path: Path, text: str) -> None:
+    from dflash_ops.errors import DflashError
+    from dflash_ops.resident.files import write_atomic
+
+    try:
+        write_atomic(path, text.encode(), sync=False)
+    except OSError as error:
+        raise DflashError(
+            f"the report cannot be written: {error.strerror or error}", str(path), "give another file by -o"
+        ) from None
+
+
+def _read(client: JobClient, attempt: int | None, *, every: bool, points: int) -> dict[str, Any]:
+    """Two commands there: the course of the attempts, and the job now."""
+    from dflash_ops.cli.watching import stages
+    from dflash_ops.errors import DflashError
+    from dflash_ops.tell.report import build
+
+    job = client.job
+    with stages().stage("report", f"read the course of {job.label}") as stage:
+        history = client.history(attempt, every=every, points=points)
+        try:
+            seen = client.snapshot()
+        except DflashError:
+            seen = None  # the course is there; of the present moment nothing is told
+        lines = sum(one["course"]["lines"] for one in history.attempts)
+        stage.done(f"{len(history.attempts)} attempts, {lines} progress lines")
+    return build(
+        history,
+        seen if seen is not None and seen.reachable else None,
+        host=job.host,
+        root=job.root,
+        job=job.name if job.node is None or job.node.count == 1 else f"{job.name}, {job.label}",
+        made=time.time(),
+    )
