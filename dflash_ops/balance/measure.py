@@ -3,8 +3,8 @@
 What counts is the last stretch of records with one set of workers. Left out of it are all up to the one with the first
 averaging (the ring fills, caches warm up, drafters make their connections), as many after each restart of the drafters,
 and every record in which another worker's life began: loading and restarts are no part of the pace. The trainer itself
-leaves each worker's first batch of each length out of `stages`. Records of older trainers have no `stages`: then seconds
-come from the workers' shares of the time, with a wider interval.
+leaves each worker's first batch of each length out of `stages`. Records of older trainers have no `stages`: then
+seconds come from the workers' shares of the time, with a wider interval.
 """
 
 from __future__ import annotations
