@@ -33,7 +33,7 @@ COMMANDS = {
     "pace": ("pace", "main", "what a change of the split is decided from"),
     "switch": ("switch", "main", "stop, then start another way, in one deed"),
     "adopted-snapshot": ("adopted", "snapshot_main", "state of a session that we did not start"),
-    "adopted-follow": ("adopted", "follow_main", "the same, one line a second"),
+    "adopted-follow": ("adopted_follow", "main", "the same, one line a second"),
     "adopted-logs": ("adopted", "logs_main", "its pane's output, raw"),
     "adopted-stop": ("adopted", "stop_main", "TERM to its trainer, never KILL"),
     "aside": ("aside", "main", "move the checkpoints aside, whole"),

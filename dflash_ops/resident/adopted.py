@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from dflash_ops.contracts import (
-    LIVE_STATES,
     Layout,
     Limits,
     Process,
@@ -29,17 +28,14 @@ from dflash_ops.contracts import (
     dumps,
     from_dict,
 )
-from dflash_ops.errors import DflashError, JobBusy, StateError, UsageError
+from dflash_ops.errors import JobBusy, StateError, UsageError
 from dflash_ops.resident import proc
 from dflash_ops.resident.answer import say
-from dflash_ops.resident.cards import Cards
 from dflash_ops.resident.files import load, read_tail, write_atomic
 from dflash_ops.resident.pane import ANSI, TAIL, PaneSeen, capture, choose, foreground, panes_of, pattern_of, pipe
 from dflash_ops.resident.tmux import Tmux, TmuxSilent, clean_environment
 from dflash_ops.supervise.adopted import Sight, judge, warnings
 from dflash_ops.supervise.dialects import read
-
-POLL_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -89,41 +85,21 @@ def main(args: list[str]) -> int:
     return receive.say(lambda: adopt(json.loads(raw)))
 
 
-def _parser(name: str) -> argparse.ArgumentParser:
+def parser_of(name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=name)
     parser.add_argument("--root", required=True, type=Path)
     return parser
 
 
 def snapshot_main(args: list[str]) -> int:
-    root = _parser("adopted-snapshot").parse_args(args).root.absolute()
+    root = parser_of("adopted-snapshot").parse_args(args).root.absolute()
     clean_environment()
     sys.stdout.write(dumps(look(Layout(root))) + "\n")
     return 0
 
 
-def follow_main(args: list[str]) -> int:
-    parser = _parser("adopted-follow")
-    parser.add_argument("--forever", action="store_true", help="go on after the trainer has ended")
-    options = parser.parse_args(args)
-    layout = Layout(options.root.absolute())
-    clean_environment()
-    cards = Cards()
-    try:
-        while True:
-            snapshot = look(layout)
-            gpus, note = cards.look(trainer_of(layout), often=snapshot.state in LIVE_STATES)
-            sys.stdout.write(dumps(replace(snapshot, gpus=gpus, gpus_note=note)) + "\n")
-            sys.stdout.flush()
-            if snapshot.state in (State.CRASHED, State.FINISHED, State.STOPPED) and not options.forever:
-                return 0
-            time.sleep(POLL_S)
-    finally:
-        cards.close()
-
-
 def stop_main(args: list[str]) -> int:
-    parser = _parser("adopted-stop")
+    parser = parser_of("adopted-stop")
     parser.add_argument("--grace", type=float, default=60.0)
     parser.add_argument("--reason", default="")
     parser.add_argument("--actor", default="operator")
@@ -267,15 +243,6 @@ def look(layout: Layout) -> Snapshot:
     )
 
 
-def trainer_of(layout: Layout) -> Process | None:
-    """The trainer as the last look knew it."""
-    try:
-        last = load(Last, layout.run / "adopted.last.json")
-    except (OSError, DflashError):
-        return None  # it only names who holds GPU memory
-    return last.trainer if last is not None else None
-
-
 def hash_of(lines: list[str]) -> int:
     """A number that changes with the text."""
     import zlib
@@ -366,7 +333,7 @@ def stop(layout: Layout, grace_s: float) -> dict[str, Any]:
 
 
 def logs_main(args: list[str]) -> int:
-    parser = _parser("adopted-logs")
+    parser = parser_of("adopted-logs")
     parser.add_argument("--lines", type=int, default=100)
     parser.add_argument("--follow", action="store_true")
     options = parser.parse_args(args)

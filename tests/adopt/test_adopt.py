@@ -259,6 +259,10 @@ def test_the_stream_of_the_watch(there: Session, monkeypatch: pytest.MonkeyPatch
     with Watch({"it": client}) as watch:
         assert until(holders).link == "live"
         assert holders(watch.looks()["it"]) == ["launcher"]
+        curved = until(lambda look: look.seen is not None and len(look.seen.snapshot.curves.get("loss", ())) > 1)
+        assert curved.seen is not None
+        loss = curved.seen.snapshot.curves["loss"]
+        assert list(loss) == sorted(loss, reverse=True)
         os.kill(there.trainer, signal.SIGKILL)
         ended = until(lambda look: look.seen is not None and look.seen.snapshot.state not in LIVE_STATES)
         assert ended.seen is not None
