@@ -26,12 +26,14 @@ class _Now(ProgressColumn):
 
 
 class _Bar(BarColumn):
-    """The share that is done where that is known, else a bar that pulses."""
+    """The share that is done, where that is known."""
 
     def render(self, task: Task):  # type: ignore[no-untyped-def]  # rich's own private bar type
         told: Told = task.fields["told"]
         share = told.pace.share if told.pace is not None else None
-        task.total, task.completed = (None, 0) if share is None else (1.0, share)
+        if share is None:
+            return Text("")  # the spinner turns; the room is the text's
+        task.total, task.completed = 1.0, share
         return super().render(task)
 
 
@@ -47,7 +49,7 @@ class Live:
         columns = (
             SpinnerColumn(),
             TextColumn("{task.description:<10}", markup=False),
-            _Bar(bar_width=24, pulse_style="bright_black"),
+            _Bar(bar_width=24),
             _Now(table_column=Column(ratio=1)),
             TimeElapsedColumn(),
         )

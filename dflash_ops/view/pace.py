@@ -61,8 +61,7 @@ class Pace:
             parts = [f"{self.done:.0f} of {self.total:.0f} {self.unit}"]
         else:
             parts = [f"{size(int(self.done))} of {size(int(self.total))}"]
-        if (rate := self.rate) is not None:
+        if self.done < self.total and (rate := self.rate) is not None:
             parts.append(f"{rate:.1f} {self.unit}/s" if self.unit else f"{size(int(rate))}/s")
-            if self.done < self.total:
-                parts.append(f"{duration((self.total - self.done) / rate + 0.5)} left")
+            parts.append(f"{duration((self.total - self.done) / rate + 0.5)} left")
         return ", ".join(parts)

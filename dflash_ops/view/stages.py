@@ -81,11 +81,11 @@ class Told:
 
     def now(self) -> str:
         """What it does, how far it is, and what is left of its time."""
-        parts = [self.text if self.pace is None else self.pace.text()]
-        if self._end is not None:
-            end, what = self._end
-            parts.append(f"{duration(max(0.0, end - self.clock()))} {what}")
-        return ", ".join(parts)
+        text = self.text if self.pace is None else self.pace.text()
+        if self._end is None:
+            return text
+        end, what = self._end  # in front: a narrow terminal cuts the end of a line
+        return f"{duration(max(0.0, end - self.clock()))} {what}: {text}"
 
     def kept(self) -> str:
         """The words that stay."""
@@ -105,9 +105,9 @@ class Silent:
 class Plain:
     """One line a stage on `stream`, and one every `patience` seconds while it lasts."""
 
-    def __init__(self, stream: IO[str], patience: float = PATIENCE_S, clock: Clock = time.monotonic) -> None:
+    def __init__(self, stream: IO[str], patience: float | None = None, clock: Clock = time.monotonic) -> None:
         self._stream = stream
-        self._patience = patience
+        self._patience = PATIENCE_S if patience is None else patience
         self._clock = clock
 
     @contextmanager
@@ -141,7 +141,7 @@ class Plain:
 class Labelled(Plain):
     """As `Plain`, each line with a label in front: several jobs tell their stages on one stream."""
 
-    def __init__(self, stream: IO[str], label: str, patience: float = PATIENCE_S) -> None:
+    def __init__(self, stream: IO[str], label: str, patience: float | None = None) -> None:
         super().__init__(stream, patience)
         self._label = clean(label)
 
@@ -178,10 +178,10 @@ class Waiting:
     """
 
     def __init__(
-        self, stream: IO[str], *, terminal: bool, patience: float = PATIENCE_S, clock: Clock = time.monotonic
+        self, stream: IO[str], *, terminal: bool, patience: float | None = None, clock: Clock = time.monotonic
     ) -> None:
         self._stream, self._terminal = stream, terminal
-        self._patience, self._clock = patience, clock
+        self._patience, self._clock = PATIENCE_S if patience is None else patience, clock
 
     @contextmanager
     def stage(self, name: str, text: str) -> Iterator[Stage]:
@@ -214,7 +214,7 @@ class Waiting:
             self._stream.write(f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K")
             self._stream.flush()
             turn += 1
-            if ended.wait(0.25):
+            if ended.wait(self._patience / 8):
                 break
         self._stream.write("\r\x1b[K")
         self._stream.flush()

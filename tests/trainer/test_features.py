@@ -282,7 +282,7 @@ def test_conversations_are_made_into_tokens_under_the_one_bar_of_the_command(
     assert done.returncode == 2, done.stderr
     said = [line for line in done.stderr.splitlines() if "lines" in line]
     assert said and all(line.startswith("tokenizing: ") and "/s" in line for line in said), done.stderr
-    assert "tokenizing 300/300 lines" in said[-1]
+    assert "tokenizing: 300/300 lines" in said[-1]
 
 
 def test_targets_and_drafters_of_the_command_line(root: Path, make_run: Callable[..., Run]) -> None:

@@ -55,7 +55,7 @@ def test_rates_and_the_time_that_is_left_are_those_of_the_last_seconds() -> None
     for second in range(31, 61):
         now[0] = second
         pace.update(min(40, 10 + second - 30) << 20, 40 << 20)
-    assert pace.text() == "40.0 MiB of 40.0 MiB, 1.0 MiB/s" and pace.share == 1.0
+    assert pace.text() == "40.0 MiB of 40.0 MiB" and pace.share == 1.0
     pace.update(0, 10)  # a second try begins anew
     assert pace.rate is None and pace.share == 0.0
 
@@ -65,9 +65,9 @@ def test_counts_and_what_is_left_of_a_time() -> None:
     told = Told("stop", "save and stop", lambda: now[0])
     told.until(60, "before KILL")
     now[0] = 12.5
-    assert told.now() == "save and stop, 47 s before KILL"
+    assert told.now() == "47 s before KILL: save and stop"
     now[0] = 100.0
-    assert told.now() == "save and stop, 0 s before KILL"
+    assert told.now() == "0 s before KILL: save and stop"
     told = Told("verify", "hashing", lambda: now[0])
     told.count(1, 8, "checkpoints")
     now[0] = 110.0
