@@ -64,7 +64,10 @@ SLOW = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("slow", "words", "said"), SLOW, ids=[f"{w.split()[0]}-{s.split('.')[-1]}" for s, w, _ in SLOW])
+NAMES = [f"{words.split()[0]}-{slow.rpartition('.')[2]}" for slow, words, _ in SLOW]
+
+
+@pytest.mark.parametrize(("slow", "words", "said"), SLOW, ids=NAMES)
 def test_slow_work_shows_itself(
     slow: str, words: str, said: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
