@@ -173,15 +173,15 @@ class Stream:
     def _listen(self) -> float | None:
         first = self._client.seen(deadline=FIRST_S if self._known.link == "live" else ASK_FIRST_S)
         self._heard(first)
+        if self._stop.is_set():
+            return None
         if not first.deployed or (self._ends and first.snapshot.state in ENDS):
             return self._over_or(ASK_S)
         last = first
-        lines = self._client.follow(idle=self._idle, forever=not self._ends)
+        lines = self._client.follow(idle=self._idle, forever=True)  # when it is over is for us to say
         try:
             for last in lines:
-                self._failures = (
-                    0  # a first look alone is no stream: a machine out of breath is left time between tries
-                )
+                self._failures = 0  # not at the first look: a machine out of breath is left time between tries
                 self._heard(last)
                 if self._stop.is_set():
                     return None
@@ -199,6 +199,10 @@ class Stream:
             if self._known.link != "live":
                 self._clocks = _Clocks()  # what stood in the way of the last connection tells nothing of this one
             self._clocks.heard(seen.now, here)
+            before = self._known.seen.snapshot if self._known.seen is not None else None
+            if before is not None and before.attempt == seen.snapshot.attempt and not seen.snapshot.curves:
+                # a first look has none: a stream that comes back does not lose its curves until its first line
+                seen = replace(seen, snapshot=replace(seen.snapshot, curves=before.curves))
             self._known = Look(seen, link="live")
         self._on_news()
 

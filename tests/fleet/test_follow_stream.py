@@ -210,10 +210,11 @@ def test_a_machine_that_refuses_us_is_not_asked_again_at_once(host: Told) -> Non
 def test_it_ends_with_the_job_only_where_that_is_asked_for(host: Told) -> None:
     run = Run(host, ends=True)
     host.looks.put(first())
-    host.lines.put(line(1001, state=State.FINISHED))
+    host.lines.put(line(1001, state=State.UNKNOWN))  # nothing was ever started there
+    assert run.until(heard(1001)).link == "live"
+    host.lines.put(line(1002, state=State.FINISHED))
     run.thread.join(5)
     assert run.stream.look().link == "over"
-    assert host.asked.queue[1] == "follow --root /srv/main"
 
     other = Told()
     lasting = Run(other)
@@ -239,6 +240,11 @@ def test_curves_last_until_they_change_or_the_attempt_does(host: Told) -> None:
     seen = run.until(heard(1002)).seen
     assert seen is not None
     assert seen.snapshot.curves == {"loss": (3.0, 2.0)}
+    host.lines.put(ConnectionLost("cut"))
+    host.looks.put(first(1002.5))
+    seen = run.until(heard(1002.5)).seen
+    assert seen is not None
+    assert seen.snapshot.curves == {"loss": (3.0, 2.0)}, "a stream that came back has them until its first line"
     host.lines.put(line(1003).replace(b'"attempt":1', b'"attempt":2'))
     seen = run.until(heard(1003)).seen
     assert seen is not None
