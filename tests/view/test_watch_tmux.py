@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,3 +120,32 @@ def test_a_job_that_crashes_under_the_watch(tmp_path: Path, jobs: Path, tmux: dr
     drive.until([pane], "one: triage", "asked to crash")
     pane.press("q", "q")
     drive.until([pane], "as before, code 0", "one  crashed")
+
+
+def test_a_link_that_falls_silent_is_said_and_comes_back(tmp_path: Path, jobs: Path, tmux: drive.Tmux) -> None:
+    """What the other side runs for us stands still: nothing is heard, and nothing looks healthy meanwhile."""
+    pane = tmux.watch(tmp_path, "silent", 80, 24, "two", "-i", str(jobs))
+    drive.until([pane], "two  ● stepping", "live")
+    (stream,) = _streams(jobs.parent / "two")
+    pane.faults = True
+    os.kill(stream, signal.SIGSTOP)
+    drive.until([pane], "seen ")
+    drive.until([pane], "LINK LOST", "? unreachable", "before it was stepping", "link lost")
+    drive.until([pane], "two  ● stepping", "live", without="LINK LOST")  # by itself, with another stream
+    tmux("kill-session", "-t", "=silent")  # the terminal is closed
+    until = time.monotonic() + 20
+    while _streams(jobs.parent / "two"):
+        assert time.monotonic() < until, "the watch outlived its terminal"
+        time.sleep(0.1)
+
+
+def _streams(root: Path) -> list[int]:
+    """Processes that the watch runs beside a job."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                if b"follow" in words and str(root).encode() in words:
+                    found.append(int(entry.name))
+    return found
