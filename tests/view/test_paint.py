@@ -66,3 +66,12 @@ def test_after_another_size_all_is_written_anew() -> None:
     vt.feed(painter.paint([Text("some words")]))
     assert vt.text.splitlines()[0] == "some words"
     assert vt.redraws[0].cleared
+
+
+def test_of_a_line_only_what_differs_is_written() -> None:
+    painter = Painter(80, 2)
+    painter.paint([Text("step 1".ljust(40) + "loss 1".ljust(40))])
+    before = painter.written
+    said = painter.paint([Text("step 2".ljust(40) + "loss 2".ljust(40))])
+    assert painter.written - before == 2
+    assert said == "\x1b[?2026h\x1b[1;6H2\x1b[1;46H2\x1b[?2026l"

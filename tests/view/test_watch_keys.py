@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from rich.text import Text
 from screens import STEPPING, one
 
-from dflash_ops.cli.watch import Screen, watched
+from dflash_ops.cli.watch import Screen, _loop, watched
 from dflash_ops.cli.watch_pages import Reading, plain
 from dflash_ops.cli.watch_terminal import decode, pen
 from dflash_ops.client import Seen
@@ -18,6 +19,7 @@ from dflash_ops.contracts import State
 from dflash_ops.errors import HostUnreachable
 from dflash_ops.fleet.follow import Look
 from dflash_ops.inventory import Job
+from dflash_ops.view.paint import Painter
 from dflash_ops.view.watch import ASCII, UNICODE, Place
 
 
@@ -187,3 +189,75 @@ def test_a_lost_link_is_never_a_healthy_job() -> None:
     never = watched(job("a"), [Look(None, None, "lost", 990.0, "no route", 0)], 1000.0)
     assert never.snapshot is None
     assert never.link.lost_s == 10.0
+
+
+class Clocked:
+    """A terminal whose time only passes while it is waited on; after `seconds` it is to end."""
+
+    keys, resized = True, True
+
+    def __init__(self, seconds: float, pressed: dict[float, list[str]] | None = None) -> None:
+        self.now, self.end = 0.0, seconds
+        self.pressed = dict(pressed or {})
+        self.written: list[tuple[float, str]] = []
+
+    @property
+    def ended(self) -> int | None:
+        return 15 if self.now >= self.end else None
+
+    def size(self) -> tuple[int, int]:
+        return 80, 24
+
+    def write(self, text: str) -> None:
+        self.written.append((self.now, text))
+
+    def wait(self, seconds: float) -> list[str]:
+        until = self.now + max(0.0, seconds)
+        due = min((t for t in self.pressed if t <= until), default=None)
+        if due is not None:
+            self.now = max(self.now, due)
+            return self.pressed.pop(due)
+        self.now = until
+        return []
+
+
+class Restless:
+    """Streams in which every look has news."""
+
+    over = False
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def looks(self) -> dict[tuple[int, int], Look]:
+        self.count += 1
+        progress = replace(STEPPING.progress, step=self.count)  # type: ignore[type-var]
+        return {(n, 0): Look(Seen(replace(STEPPING, progress=progress), STEPPING.t), 0.1, "live") for n in range(3)}
+
+
+def looped(screen: Screen, terminal: Clocked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dflash_ops.cli.watch.time.monotonic", lambda: terminal.now)
+    monkeypatch.setattr("dflash_ops.cli.watch.time.sleep", lambda s: None)
+    _loop(screen, terminal, Restless(), screen.jobs, Painter(80, 24), until_end=False)  # type: ignore[arg-type]
+
+
+def test_it_is_drawn_at_most_twice_a_second(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Clocked(10.0)
+    looped(screen, terminal, monkeypatch)
+    assert 18 <= len(terminal.written) <= 21  # each time there was something new
+    times = [t for t, _ in terminal.written]
+    assert all(b - a >= 0.5 for a, b in zip(times, times[1:], strict=False))
+
+
+def test_a_key_is_answered_at_once_and_a_pause_writes_only_its_age(
+    screen: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Clocked(10.0, {2.1: ["p"], 9.2: ["down"]})
+    screen.clock = lambda: terminal.now
+    looped(screen, terminal, monkeypatch)
+    times = [t for t, _ in terminal.written]
+    assert 2.1 in times
+    assert 9.2 in times
+    paused = [text for t, text in terminal.written if 2.2 < t < 9.0]
+    assert 5 <= len(paused) <= 8  # once a second
+    assert max(map(len, paused)) < 60
