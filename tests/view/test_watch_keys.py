@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from rich.text import Text
@@ -246,7 +247,7 @@ def test_it_is_drawn_at_most_twice_a_second(screen: Screen, monkeypatch: pytest.
     looped(screen, terminal, monkeypatch)
     assert 18 <= len(terminal.written) <= 21  # each time there was something new
     times = [t for t, _ in terminal.written]
-    assert all(b - a >= 0.5 for a, b in zip(times, times[1:], strict=False))
+    assert all(b - a >= 0.5 for a, b in pairwise(times))
 
 
 def test_a_key_is_answered_at_once_and_a_pause_writes_only_its_age(
