@@ -63,6 +63,7 @@ def command(
     from dflash_ops.fleet.jobs import GRACE_S, machine_of
     from dflash_ops.hosts.factory import Hosts
     from dflash_ops.tell import exporter
+    from dflash_ops.view.text import counted
 
     exporter.needed()
     if once and listen is not None:
@@ -88,7 +89,8 @@ def command(
             signal.signal(signal.SIGTERM, lambda number, frame: asking.stop())
         said = server.url if server is not None else path
         if not once:
-            print(f"exporter: {len(parts)} jobs and nodes, every {interval:g} s: {said}", file=sys.stderr, flush=True)
+            count = counted(len(parts), "job")
+            print(f"exporter: {count}, every {interval:g} s: {said}", file=sys.stderr, flush=True)
         try:
             return _run(asking, looks, board, path, interval, once=once)
         finally:

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from paramiko import Transport
@@ -41,6 +41,13 @@ SILENT_S = 11.5
 
 #: Seconds for one hop: TCP, key exchange and authentication together.
 HOP_S = 12.0
+
+#: Connections to one sshd that are being made at one time: beyond 10 that are not authenticated yet it drops some of
+#: them at random (MaxStartups 10:30:100), and a hundred hosts behind one jump host are all asked at once.
+DOOR = 6
+
+_doors: dict[tuple[str, int], threading.BoundedSemaphore] = {}
+_doors_lock = threading.Lock()
 
 # paramiko writes tracebacks of lost connections to its log; without a handler Python prints them on standard error.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -74,11 +81,12 @@ class Connection:
         transport: Any = None
         try:
             for index, hop in enumerate(hops):
-                by = min(until, time.monotonic() + HOP_S)
-                sock = self._socket(hop, by) if index == 0 else self._through(transport, hop, by)
-                transport = _transport(sock, hop, by, accept_new)
-                self._below.append(transport)
-                _authenticate(transport, hop, keyring, by)
+                with _door(hop, until):
+                    by = min(until, time.monotonic() + HOP_S)
+                    sock = self._socket(hop, by) if index == 0 else self._through(transport, hop, by)
+                    transport = _transport(sock, hop, by, accept_new)
+                    self._below.append(transport)
+                    _authenticate(transport, hop, keyring, by)
         except BaseException:
             self.close()
             raise
@@ -163,6 +171,27 @@ class Connection:
                 f"jump over {transport.getpeername()[0] if hasattr(transport, 'getpeername') else 'the host before'}",
                 "try it there by hand: ssh from that host to the next",
             ) from None
+
+
+@contextlib.contextmanager
+def _door(hop: Hop, until: float) -> Iterator[None]:
+    """One of the DOOR places for making a connection to this sshd.
+
+    Raises:
+        HostUnreachable: none became free in time: those before us did not come through either.
+    """
+    with _doors_lock:
+        door = _doors.setdefault((hop.address, hop.port), threading.BoundedSemaphore(DOOR))
+    if not door.acquire(timeout=_left(until)):
+        raise HostUnreachable(
+            f"{DOOR} connections to it are being made, and none came through in time",
+            hop.place,
+            "is sshd slow there, or the machine overloaded?",
+        )
+    try:
+        yield
+    finally:
+        door.release()
 
 
 def _left(until: float) -> float:

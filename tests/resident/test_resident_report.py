@@ -100,7 +100,7 @@ def test_the_exporter_ends_by_term(tmp_path: Path) -> None:
     try:
         assert process.stderr is not None
         line = process.stderr.readline()
-        assert line.startswith("exporter: 1 jobs and nodes, every 15 s: http://127.0.0.1:")
+        assert line.startswith("exporter: 1 job, every 15 s: http://127.0.0.1:")
         process.terminate()
         assert process.wait(60) == 0
     finally:
