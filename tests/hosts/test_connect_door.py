@@ -52,8 +52,11 @@ def test_connections_to_one_sshd_are_made_a_few_at_a_time(tmp_path: Path, monkey
 def test_who_gets_no_place_in_time_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     hop = type("Hop", (), {"address": "192.0.2.201", "port": 22, "place": "192.0.2.201"})()
     monkeypatch.setattr(connect, "DOOR", 1)
-    with connect._door(hop, 0.0):
-        with pytest.raises(HostUnreachable, match="none came through in time"), connect._door(hop, 0.0):
-            pass
-    with connect._door(hop, 0.0):
+    with (
+        connect._door(hop, 0.0),
+        pytest.raises(HostUnreachable, match="none came through in time"),
+        connect._door(hop, 0.0),
+    ):
+        pass
+    with connect._door(hop, 0.0):  # given back
         pass
