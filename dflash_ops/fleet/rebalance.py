@@ -198,12 +198,13 @@ class Rebalance(Turning):
         after = self.measured(attempt, plan)
         before = self.result.before
         text = self._compared(frm, to, after)
-        if before is not None and worse(before, after):
+        slower = before is not None and worse(before, after)
+        if slower and self.asked.back:
             slow = StartError(f"{to} is slower than {frm}: {text}", self.where, "")
             return self._back(Settled(failed=slow), attempt, frm=frm, to=to, before_spec=before_spec)
         self.result.reason = text
-        self._keep(frm, to)
-        self.note(f"kept {to}: {text}")
+        self._keep(frm, to, "kept_worse" if slower else "kept")
+        self.note(f"kept {to}{', though it is slower (--no-back)' if slower else ''}: {text}")
         return self.result
 
     def _compared(self, frm: Split, to: Split, after: Pace) -> str:
@@ -216,7 +217,7 @@ class Rebalance(Turning):
             text += f", {ktok(before.block_tok_s)} before with {frm}"
         return text
 
-    def _keep(self, frm: Split, to: Split) -> None:
+    def _keep(self, frm: Split, to: Split, outcome: str) -> None:
         """The inventory has the new split from now on, and the journal says so.
 
         Raises:
@@ -232,7 +233,7 @@ class Rebalance(Turning):
             except DflashError as error:
                 fault, self.result.inventory = error, "by hand"
                 stage.done("it could not be written, see below")
-        self._record("kept", self.result.reason, frm=frm, to=to)
+        self._record(outcome, self.result.reason, frm=frm, to=to)
         self.touched = ""
         if fault is not None:
             fault.what = f"{to} runs and is kept ({self.result.reason}), but {fault.what}"
@@ -272,7 +273,8 @@ class Rebalance(Turning):
         failed = settled.failed
         assert failed is not None
         if not self.asked.back:
-            self._record("unmeasured" if self.result.measured is None else "kept_worse", failed.what, frm=frm, to=to)
+            self._record("unmeasured", failed.what.splitlines()[0], frm=frm, to=to)
+            failed.result = self.result.to_json()  # type: ignore[attr-defined]
             failed.next = f"{to} was left as it is (--no-back); {failed.next}"
             raise failed
         self.touched = "back"

@@ -44,7 +44,9 @@ def test_the_training_goes_on_where_it_was(toy: Toy, capfd: pytest.CaptureFixtur
 
     # On 2 cores a second target is no gain: only what becomes of the training is looked at here.
     done = toy.ops("rebalance", "--targets", "2", "--drafters", "1", "--devices", "cpu,cpu,cpu", "--no-back", "--json")
-    assert done.json["attempt"] == 2, done.err
+    assert (done.code, done.json["attempt"]) == (0, 2), done.err
+    assert done.json["outcome"] == ("kept_worse" if "it is slower (--no-back)" in done.err else "kept")
+    assert done.json["exact"]
     assert done.json["gate"]["ok"]
     assert toy.record(1, "exit")["rc"] == 3
     saved = done.json["stopped"]["checkpoint"]["step"]

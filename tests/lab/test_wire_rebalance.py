@@ -67,14 +67,7 @@ def test_a_link_that_goes_while_the_job_is_stopped_leaves_the_new_split(job: Job
     status = job.until(lambda s: s["attempt"] == 2 and s["state"] == "stepping")
     assert sorted(status["workers"]) == ["drafter0", "target0", "target1"]
 
-    # and a link that is away for a while as it settles is only waited for
-    def away() -> None:
-        time.sleep(4.0)
-        with lab.faults.link_down("pve1"):
-            time.sleep(6.0)
-
-    with meanwhile(away):
-        kept = job.ops("rebalance", *SPLIT, "--settle", "300")
+    kept = job.ops("rebalance", *SPLIT)
     assert kept.code == 0, kept.err
     assert (kept.json["outcome"], kept.json["attempt"]) == ("kept", 2)
     assert 'target_devices = ["cpu", "cpu"]' in job.inventory.read_text()
