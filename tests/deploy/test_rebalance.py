@@ -78,7 +78,7 @@ def test_a_split_is_applied_measured_and_kept(job: Toy) -> None:
     assert (job.status["attempt"], len(told(job, "rebalancing"))) == (1, 0)
     text = job.ops("rebalance", "--plan", "--devices", "cpu,cpu,cpu").out
     assert "3+0 is refused: 0 drafters" in text
-    assert plan.json["why"] in text
+    assert plan.json["why"].split(":")[0] in text
 
     done = rebalance(job, 2, 1)
     assert done.code == 0, done.err
@@ -87,6 +87,7 @@ def test_a_split_is_applied_measured_and_kept(job: Toy) -> None:
     assert (said["outcome"], said["attempt"], said["inventory"]) == ("kept", 2, "written")
     assert said["gate"]["what"].startswith("4 steps with 2 targets and 1 drafters")
     assert said["measured"]["block_tok_s"] > 1.2 * said["before"]["block_tok_s"]
+    assert 0.7 < said["predicted"]["block_tok_s"] / said["measured"]["block_tok_s"] < 1.4
     assert [line.split(":")[0] for line in done.err.splitlines() if "..." not in line and line[0] != " "] == [
         "look", "memory", "preflight", "gate", "connect", "stop", "start", "settle", "measure", "inventory", "kept 2+1",
     ]  # fmt: skip
