@@ -6,7 +6,6 @@ costs no more than one of minutes; what could not be asked stands in the report 
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from pathlib import Path
 from dflash_ops.contracts import LIVE_STATES, DiskInfo, Finding, JobSpec, Layout, Process, Snapshot
 from dflash_ops.resident import spec
 from dflash_ops.resident.cards import Cards
+from dflash_ops.resident.disks import Disks
 from dflash_ops.supervise.detect import DiskSample, History, Report, disk, run
 
 #: Progress lines and disk samples that are kept: half an hour of lines 10 s apart, an hour of samples.
@@ -41,7 +41,7 @@ class Vitals:
         clock: Callable[[], float] = time.time,
         cards: Cards | None = None,
     ) -> None:
-        self._places = [layout.root, *([checkpoints] if checkpoints is not None else [])]
+        self._asked = Disks([layout.root, *([checkpoints] if checkpoints is not None else [])])
         self._watch = layout.watched
         self._clock = clock
         self._looks: deque[Snapshot] = deque(maxlen=KEPT)
@@ -62,9 +62,7 @@ class Vitals:
             self._looks[-1] = snapshot  # the same line, a newer state
         else:
             self._looks.append(snapshot)
-        if not 0 <= now - self._disk_t < DISK_EVERY_S:
-            self._disk_t = now
-            self._ask_disks(now)
+        self._look_at_disks(now)
         if not 0 <= now - self._detect_t < DETECT_EVERY_S:
             self._detect_t = now
             disks = None if self._disks_failed else tuple(self._disks)
@@ -85,27 +83,31 @@ class Vitals:
 
     def close(self) -> None:
         self._cards.close()
+        self._asked.close()
 
-    def _ask_disks(self, now: float) -> None:
+    def _look_at_disks(self, now: float) -> None:
+        if not 0 <= now - self._disk_t < DISK_EVERY_S:
+            self._disk_t = now
+            rooms = self._asked.ask()
+        else:
+            rooms = self._asked.look()
+        if self._asked.silent:
+            self._disks_failed, self._disk = True, None
+        if rooms is None:
+            return
         seen: dict[int, DiskSample] = {}
-        self._disks_failed = False
+        self._disks_failed = any(room.device is None for room in rooms)
         self._disk = None
-        for place in self._places:
-            try:
-                device, info = place.stat().st_dev, os.statvfs(place)
-            except FileNotFoundError:
+        for room in rooms:
+            if room.device is None:
                 continue
-            except OSError:
-                self._disks_failed = True
-                continue
-            if device not in seen:
-                free, total = info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize
-                seen[device] = DiskSample(now, str(place), free, total)
-                self._disks.append(seen[device])
+            if room.device not in seen:
+                seen[room.device] = DiskSample(now, room.path, room.free, room.total)
+                self._disks.append(seen[room.device])
             # The last place that is there is where checkpoints go.
-            found = seen[device]
+            found = seen[room.device]
             left = disk.time_to_full(disk.of_path(self._disks, found.path, now))
-            self._disk = DiskInfo(str(place), found.free, found.total, left)
+            self._disk = DiskInfo(room.path, found.free, found.total, left)
 
 
 def _progress_t(snapshot: Snapshot) -> float | None:

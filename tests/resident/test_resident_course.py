@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
 import statistics
+import time
 from pathlib import Path
 
 import pytest
 
 from dflash_ops.contracts import Event, Layout, Progress, Snapshot, State, dumps, from_dict
-from dflash_ops.resident import vitals, watch
+from dflash_ops.resident import disks, vitals, watch
 from dflash_ops.resident.course import POINTS, Course, Kept
 from dflash_ops.supervise.health import Evidence
 from dflash_ops.supervise.words import Deeds
@@ -152,7 +154,7 @@ def test_what_the_supervisor_did_is_told_in_the_words_of_the_incidents() -> None
 def test_the_disk_of_the_checkpoints_and_when_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, free = [1000.0], [100 << 30]
     monkeypatch.setattr(
-        vitals.os, "statvfs", lambda _: os.statvfs_result((4096, 4096, 200 << 18, 0, free[0] >> 12, 0, 0, 0, 0, 255))
+        disks.os, "statvfs", lambda _: os.statvfs_result((4096, 4096, 200 << 18, 0, free[0] >> 12, 0, 0, 0, 0, 255))
     )
     seen = vitals.Vitals(Layout(tmp_path), tmp_path / "checkpoints", clock=lambda: now[0])
     snapshot = Snapshot("m", 0.0, State.STEPPING, 0.0, attempt=1)
@@ -169,4 +171,48 @@ def test_the_disk_of_the_checkpoints_and_when_it_is_full(tmp_path: Path, monkeyp
     found = seen.add(snapshot, None).disk
     assert found is not None
     assert (found.path, found.full_in_s is not None) == (str(tmp_path / "checkpoints"), True)
+    seen.close()
+
+
+def test_a_dead_mount_holds_the_child_that_asks_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = tmp_path / "held"
+    lock = os.open(held, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+
+    def dead(_: object) -> None:
+        time.sleep(600)
+
+    clock = [0.0]
+    asker = disks.Disks([tmp_path], lambda: clock[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(disks.os, "statvfs", dead)
+        assert asker.ask() is None
+    child = asker._pid
+    assert not asker.silent
+    end = time.monotonic() + 10
+    while len(list(Path(f"/proc/{child}/fd").iterdir())) > 1:  # it gives back all that is the loop's
+        assert time.monotonic() < end
+    os.close(lock)
+    with held.open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    clock[0] = disks.PATIENCE_S + 1
+    assert asker.silent
+    while asker.ask() is None and asker._pid == child:  # killed; then the next question is asked
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    found = None
+    while found is None:
+        assert time.monotonic() < end
+        found = asker.ask()
+    assert [(room.path, room.total > 0) for room in found] == [(str(tmp_path), True)]
+    assert not asker.silent
+
+
+def test_a_disk_that_does_not_answer_is_no_disk_that_is_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = vitals.Vitals(Layout(tmp_path), clock=lambda: 1000.0)
+    monkeypatch.setattr(disks.Disks, "ask", lambda _: None)
+    monkeypatch.setattr(disks.Disks, "silent", property(lambda _: True))
+    seen.look(Snapshot("m", 0.0, State.STEPPING, 0.0, attempt=1))
+    assert "disk_filling" in {s.detector for s in seen.report.skipped}
+    assert seen.add(Snapshot("m", 0.0, State.STEPPING, 0.0), None).disk is None
     seen.close()
