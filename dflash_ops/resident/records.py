@@ -73,8 +73,8 @@ def record_main(args: list[str]) -> int:
 
 def attempts_main(args: list[str]) -> int:
     layout = Layout(_parser("attempts").parse_args(args).root.absolute())
-    listed = [listed(attempts.read(layout, n)) for n in attempts.numbers(layout)]
-    say({"schema": 1, "kind": "attempts", "attempts": listed})
+    found = [listed(attempts.read(layout, n)) for n in attempts.numbers(layout)]
+    say({"schema": 1, "kind": "attempts", "attempts": found})
     return 0
 
 
