@@ -8,7 +8,7 @@ is off.
 
 from __future__ import annotations
 
-from dflash_ops.balance.measure import measure, pace
+from dflash_ops.balance.measure import measure, pace, paces
 from dflash_ops.balance.memory import Memory, Verdict, feasible, judge_memory, memory_from_check
 from dflash_ops.balance.model import predict
 from dflash_ops.balance.plan import Plan, Row, Worth, plan, worth
@@ -32,6 +32,7 @@ __all__ = [
     "measure",
     "memory_from_check",
     "pace",
+    "paces",
     "plan",
     "predict",
     "simulate",

@@ -24,6 +24,8 @@ from dflash_ops.errors import UsageError
 LEAST_BATCHES = 8
 #: Relative half-width of what shares tell: a worker's share holds also what it did for batches of other records.
 SHARES_SPREAD = 0.05
+#: A record in which a stage takes so many times its median is left out.
+HELD_UP = 1.5
 
 
 def measure(records: Iterable[Mapping[str, Any]], config: Mapping[str, Any]) -> StageRates:
@@ -36,6 +38,7 @@ def measure(records: Iterable[Mapping[str, Any]], config: Mapping[str, Any]) -> 
     Raises:
         UsageError: a record or the config is not what the trainer writes, or there is too little to tell.
     """
+    records = list(records)
     stretch, kept, before = _kept(records, config)
     split, readers = _split(stretch[-1])
     exact = [record for record in kept if record.stages is not None]
@@ -71,7 +74,7 @@ def measure(records: Iterable[Mapping[str, Any]], config: Mapping[str, Any]) -> 
         readers=readers or (whole(features, "readers", 1) if features.get("path") else 0),
         checkpoint_every=whole(table(config, "checkpoint"), "every", 500),
         remaining=max(0, last.total - last.step) * split.drafters,
-        measured=_pace(kept, before),
+        measured=pace(records, config),
         notes=tuple(notes),
         **found,
     )
@@ -86,9 +89,21 @@ def pace(records: Iterable[Mapping[str, Any]], config: Mapping[str, Any]) -> Tim
     Raises:
         UsageError: as `measure`.
     """
+    rates = paces(records, config)
+    seconds = sum(s for _, s in rates)
+    each = [tokens / s for tokens, s in rates]
+    return Timing(sum(t for t, _ in rates) / seconds, statistics.stdev(each) if len(each) > 1 else 0.0, len(each))
+
+
+def paces(records: Iterable[Mapping[str, Any]], config: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """(block tokens, seconds) of each record that `measure` would count, oldest first; all seconds above 0.
+
+    Raises:
+        UsageError: as `measure`.
+    """
     _, kept, before = _kept(records, config)
-    found = _pace(kept, before)
-    if found is None:
+    found = _parts(kept, before)
+    if not found:
         raise _too_little("the records have no time between them", "wait for more progress lines")
     return found
 
@@ -101,6 +116,7 @@ def _kept(
     if not read:
         raise _too_little("there is no progress line yet", "wait for the first steps")
     stretch = _last_stretch(read)
+    _split(stretch[-1])
     every = whole(table(config, "train"), "average_every", 50)
     warm = _begin(stretch) + every  # the averaging at this step is the first one
     kept = []
@@ -156,11 +172,26 @@ def _split(record: Record) -> tuple[Split, int]:
 # ---- counted by the trainer
 
 
+def _usual(kept: Sequence[Record]) -> list[Totals]:
+    """The records' stages without those in which a stage took more than `HELD_UP` times its median, at most a quarter.
+
+    Something else held the machine up there. It costs every split the same, and would pass for a slow stage.
+    """
+    all_ = [record.stages for record in kept if record.stages is not None]
+    held: set[int] = set()
+    for stage in ("forward", "step", "average"):
+        means = {i: s.total / s.count for i, totals in enumerate(all_) if (s := totals.of(stage)).count}
+        if means:
+            usual = statistics.median(means.values())
+            held |= {i for i, mean in means.items() if mean > HELD_UP * usual}
+    if len(held) * 4 > len(all_):
+        return all_
+    return [totals for i, totals in enumerate(all_) if i not in held]
+
+
 def _counted(kept: Sequence[Record]) -> dict[str, Any]:
-    all_ = Totals()
-    for record in kept:
-        assert record.stages is not None
-        all_ = all_ + record.stages
+    usual = _usual(kept)
+    all_ = sum(usual, Totals())
     forward, step = all_.of("forward"), all_.of("step")
     if min(forward.count, step.count) < LEAST_BATCHES:
         raise _too_little(
@@ -169,6 +200,11 @@ def _counted(kept: Sequence[Record]) -> dict[str, Any]:
             "wait for more progress lines",
         )
     notes = []
+    if len(usual) < len(kept):
+        notes.append(
+            f"{len(kept) - len(usual)} of {len(kept)} progress lines are left out: a stage took more than {HELD_UP:g} "
+            "times its usual time in them"
+        )
     average = all_.of("average")
     if average.count == 0:
         average_timing = Timing(0.0)
@@ -216,19 +252,15 @@ def _buckets(all_: Totals) -> tuple[Bucket, ...]:
     )
 
 
-def _pace(kept: Sequence[Record], before: Mapping[int, Record]) -> Timing | None:
-    """Tokens a second over all of the records, with the deviation of single ones; None where no time passed."""
+def _parts(kept: Sequence[Record], before: Mapping[int, Record]) -> list[tuple[float, float]]:
+    """(block tokens, seconds) of each record in which time passed."""
     parts = [
         (r.block_tok_s * (r.t - before[id(r)].t), r.t - before[id(r)].t)
         if r.stages is None
         else (r.stages.block_tokens, r.stages.seconds)
         for r in kept
     ]
-    seconds = sum(s for _, s in parts)
-    if seconds <= 0:
-        return None
-    rates = [tokens / s for tokens, s in parts if s > 0]
-    return Timing(sum(t for t, _ in parts) / seconds, statistics.stdev(rates) if len(rates) > 1 else 0.0, len(rates))
+    return [(tokens, seconds) for tokens, seconds in parts if seconds > 0]
 
 
 # ---- from shares
