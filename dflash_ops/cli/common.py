@@ -102,6 +102,13 @@ def console(*, stderr: bool = False) -> Console:
     )
 
 
+def discard_output() -> None:
+    """Nobody reads standard output any more (`| head`): what is still buffered would fail with words of its own."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
 def print_json(value: Mapping[str, Any]) -> None:
     """One JSON object on a line of its own: what `--json` answers."""
     print(json.dumps(value, ensure_ascii=False, allow_nan=False), flush=True)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dflash_ops.cli.common import discard_output
 from dflash_ops.cli.watch_terminal import has_screen
 from dflash_ops.contracts import State
 
@@ -42,7 +43,11 @@ def watch(loaded: Inventory, jobs: Sequence[Job], *, as_json: bool = False, unti
     try:
         clients = [[client_of(hosts[p.host], p, loaded.host_of(p).python) for p in job.parts] for job in jobs]
         if as_json or not has_screen(os.environ):
-            return plain(jobs, clients, as_json=as_json)
+            try:
+                return plain(jobs, clients, as_json=as_json)
+            except BrokenPipeError:  # `| head` has seen enough
+                discard_output()
+                return 0
         from dflash_ops.cli.watch import run
 
         return run(loaded, jobs, clients, until_end=until_end)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dflash_ops.cli import complete
-from dflash_ops.cli.common import InventoryOption, JobArgument, load_job, print_json
+from dflash_ops.cli.common import InventoryOption, JobArgument, discard_output, load_job, print_json
 from dflash_ops.cli.several import NodeOption
 from dflash_ops.errors import DflashError
 from dflash_ops.parallel import merged, values
@@ -68,7 +68,7 @@ def command(
             return 0
         return _nodes(clients, read, say, side_by_side=follow)
     except BrokenPipeError:  # `| head` has seen enough
-        sys.stdout = None
+        discard_output()
         return 0
     finally:
         hosts.close()

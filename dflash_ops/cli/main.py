@@ -26,7 +26,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from dflash_ops import __version__
-from dflash_ops.cli.common import colours, error_json, print_json, render_error
+from dflash_ops.cli.common import colours, discard_output, error_json, print_json, render_error
 from dflash_ops.errors import EXIT_CODES, DflashError, UsageError, did_you_mean
 
 
@@ -219,7 +219,7 @@ def run(args: list[str]) -> int:
     except OSError as error:
         if error.filename is not None or error.errno not in _NO_ROOM:
             return _unexpected(error, args, debug, as_json)
-        _discard_output()
+        discard_output()
         what = f"what the command says cannot be written: {error.strerror}"
         render_error(DflashError(what, "standard output", "free some space there, or send it elsewhere"), sys.stderr)
         return 1
@@ -243,7 +243,7 @@ def _tell_json(error: DflashError, code: int) -> None:
     try:
         print_json(getattr(error, "result", None) or error_json(error, code))
     except OSError:  # the sentence on standard error has to do
-        _discard_output()
+        discard_output()
 
 
 def _flush() -> None:
@@ -251,14 +251,7 @@ def _flush() -> None:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        _discard_output()
-
-
-def _discard_output() -> None:
-    """What is still buffered would fail once more when the interpreter ends, with words of its own."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+        discard_output()
 
 
 def _unexpected(error: Exception, args: list[str], debug: bool, as_json: bool) -> int:

@@ -149,3 +149,13 @@ def _streams(root: Path) -> list[int]:
                 if b"follow" in words and str(root).encode() in words:
                     found.append(int(entry.name))
     return found
+
+
+@pytest.mark.parametrize("command", [["status", "--watch", "--all"], ["logs", "two", "-f", "-n", "100000"]])
+def test_a_reader_that_leaves_ends_it_without_a_word(jobs: Path, command: list[str]) -> None:
+    words = " ".join([*CLI, *command, "-i", str(jobs)])
+    done = subprocess.run(
+        ["bash", "-c", f"{words} | head -n 1; exit ${{PIPESTATUS[0]}}"],
+        env=ENV, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 1)
