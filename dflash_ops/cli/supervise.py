@@ -217,17 +217,50 @@ class Watch:
     def _act(self, seen: Look) -> list[str]:
         from dflash_ops.client import JobClient
         from dflash_ops.inventory import LxcHost
-        from dflash_ops.tell.outside import Container, outside_pass
+        from dflash_ops.tell.outside import Container, outside_pass, progress
 
         at = self._loaded.host_of(self.job)
         container = Container(self._hosts[at.via], at.id) if isinstance(at, LxcHost) else None
-        if self.job.adopted or container is None:
+        if self.job.adopted:
             return []
         client = JobClient(self._hosts[self.job.host], self.job, at.python)
         record = self._at / "journal.jsonl"
-        return outside_pass(
-            seen, self._memory, self.job, container, self._books(), record, lambda: client.ask("snapshot")
+        done: list[str] = []
+        if container is None:
+            progress(seen, record)
+        else:
+            done = outside_pass(
+                seen, self._memory, self.job, container, self._books(), record, lambda: client.ask("snapshot")
+            )
+        return [*done, *self._mend(seen, record, at.python)]
+
+    def _mend(self, seen: Look, record: Path, python: str) -> list[str]:
+        """Of a crashed job: send again what is damaged there, where the owner allows it."""
+        from dataclasses import replace
+
+        from dflash_ops.tell.redeploy import Found, redeploy_pass, wanted
+
+        if not wanted(seen, self._memory, self.job):
+            return []
+        from dflash_ops.collect.outside import look
+        from dflash_ops.deploy.again import Again
+        from dflash_ops.deploy.decide import Options
+        from dflash_ops.view.stages import Silent
+
+        assert seen.inside is not None
+        host = self._hosts[self.job.host]
+        mend = Again(host, self.job, Options(), Silent(), python=python, environ=os.environ)
+        said = redeploy_pass(
+            seen,
+            self.job,
+            self._books(),
+            record,
+            lambda: Found(*mend.inspect()),
+            lambda: look(host, self.job, self._below(), self._memory).inside,
+            mend.send,
         )
+        self._memory = replace(self._memory, inspected=seen.inside.attempt)
+        return said
 
     def _books(self) -> Playbooks:
         if self._playbooks is None:

@@ -71,7 +71,8 @@ class Look:
 class Memory:
     """What was said already. `since`: condition -> when it was first seen; `seen`: the last look inside; `kernel_t`:
     as in the last look that could read the kernel's lines, None before the first one; `down_t`: when the container was
-    first seen not to run, 0 while it does; `lock_asks`, `lock_next`: how often its lock was asked for, when next."""
+    first seen not to run, 0 while it does; `lock_asks`, `lock_next`: how often its lock was asked for, when next;
+    `inspected`: the crashed attempt of which it was asked whether its files are whole."""
 
     SCHEMA: ClassVar[int] = 1
 
@@ -84,6 +85,7 @@ class Memory:
     down_t: float = 0.0
     lock_asks: int = 0
     lock_next: float = 0.0
+    inspected: int | None = None
     schema: int = 1
 
 

@@ -87,7 +87,7 @@ def outside_pass(
     Raises:
         OSError, DflashError: the journal cannot be written; nothing is done.
     """
-    _progress(look, record)
+    progress(look, record)
     freed = _freed(look, record)
     if not look.fault or container is None:
         return freed
@@ -101,7 +101,7 @@ def outside_pass(
     decision = decide(evidence, playbooks, ledger, job.policy, time.time())
     if decision.verdict is Verdict.ACT and decision.action == Action.WAIT_LOCK.value:
         decision = replace(decision, command=f"pct config {container.id} (on {container.via}), again and again")
-        _announce(decision, record)
+        announce(decision, record)
         return ["it waits until the other task lets the container go: the lock is not broken"]
     if decision.verdict is not Verdict.ACT or decision.action != Action.START_CONTAINER.value:
         told = held(decision)
@@ -135,14 +135,15 @@ def _freed(look: Look, record: Path) -> list[str]:
     return [text]
 
 
-def _announce(decision: Decision, record: Path) -> None:
+def announce(decision: Decision, record: Path) -> None:
+    """It counts from here on, done or not; one that is only finished was announced before."""
     if not decision.resumes:
         data = {"decision": to_dict(decision)}
         journal.append(record, "action_intended", actor=SUPERVISOR, attempt=decision.attempt, data=data)
 
 
 def _start(decision: Decision, container: Container, record: Path, ask: Callable[[], object]) -> list[str]:
-    _announce(decision, record)
+    announce(decision, record)
     try:
         failed = container.start()
     except ContainerLocked as error:  # since the look: it stays announced, and is tried again at the next ones
@@ -167,7 +168,7 @@ def _start(decision: Decision, container: Container, record: Path, ask: Callable
         time.sleep(1.0)
 
 
-def _progress(look: Look, record: Path) -> None:
+def progress(look: Look, record: Path) -> None:
     """A step beyond the failure, of a later attempt, forgives what was done for it."""
     seen = look.inside
     if seen is None or seen.step is None or seen.state not in LIVE_STATES or not record.exists():
