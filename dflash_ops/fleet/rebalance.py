@@ -61,7 +61,9 @@ class Rebalance(Turning):
             return self._same()
         if not self.asked.plan:
             self.must_run()
-        self.model(self.memory())
+        self.measure()
+        if table:
+            self.model(self.memory())
         if self.asked.plan:
             self.result.outcome = "planned"
             if begun is not None:
@@ -130,10 +132,6 @@ class Rebalance(Turning):
     # -- applying
 
     def _apply(self, split: Split, devices: Devices) -> Result:
-        row = self.row_of(split)
-        if row is not None and row.refused:
-            raise PreflightError(f"{split} is refused: {row.refused}", self.where, "see the others: --plan")
-        self.result.predicted = row.prediction if row is not None else None
         reason = self.asked.reason or f"rebalance {self.now} -> {split}"
         spec = choice.with_devices(
             self.spec, devices, self.secrets, reason=reason, actor=self.asked.actor, watch_s=self.asked.limit_s
@@ -142,7 +140,13 @@ class Rebalance(Turning):
             self.spec, self.secrets, reason=f"{split} did not start", actor=self.asked.actor, watch_s=self.job.watch_s
         )
         self._note_length(split)
-        self.check(spec, devices)
+        needs = self.check(spec, devices)
+        if self.result.table is None:
+            self.model(self.memory_of(needs))
+        row = self.row_of(split)
+        if row is not None and row.refused:
+            raise PreflightError(f"{split} is refused: {row.refused}", self.where, "see the others: --plan")
+        self.result.predicted = row.prediction if row is not None else None
         self.gate(spec, devices)
         self.install()
         self.touched = "switched"

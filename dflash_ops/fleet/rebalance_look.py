@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from dflash_ops import balance
 from dflash_ops.balance import (
     Memory,
     Row,
@@ -17,7 +18,6 @@ from dflash_ops.balance import (
     StageRates,
     feasible,
     judge_memory,
-    measure,
     memory_from_check,
     plan,
     predict,
@@ -151,14 +151,14 @@ class Looking(Operation):
 
     # -- what could be
 
-    def model(self, memory: Memory) -> None:
-        """Stage rates, and the table of all splits.
+    def measure(self) -> None:
+        """Stage rates and the pace of what runs.
 
         Raises:
-            PreflightError: too little was measured. UsageError: a device is named twice.
+            PreflightError: too little was measured.
         """
         try:
-            self.rates = measure(self.records, self.config)
+            self.rates = balance.measure(self.records, self.config)
             self.result.before = pace_of(self.records[-RECENT:])
         except UsageError as error:
             raise PreflightError(
@@ -167,9 +167,17 @@ class Looking(Operation):
                 error.next,
             ) from None
         self.result.exact = self.rates.exact
+        self.result.restart_s = self.restart_s()
+
+    def model(self, memory: Memory) -> None:
+        """The table of all splits.
+
+        Raises:
+            UsageError: the devices are too few, or one is named twice.
+        """
+        assert self.rates is not None
         count = len(choice.pool(self.devices, self.asked.devices))
         self.result.table = plan(self.rates, count, self.now, memory)
-        self.result.restart_s = self.restart_s()
         self.result.notes += self.result.table.notes
         asked = self.asked.split
         if asked is not None and self.row_of(asked) is None:
@@ -210,22 +218,23 @@ class Looking(Operation):
 
     def memory(self) -> Memory:
         """What each kind of worker takes, as the trainer's own check says, and what the devices have."""
-        pool = choice.pool(self.devices, self.asked.devices)
         with self.stages.stage("memory", "asking the trainer what a worker takes") as stage:
             name = "run.toml" if "run.toml" in self.spec.files else "run.json"
             # "fresh": what is asked needs no checkpoint, and hashing one would take minutes
             request = {**to_dict(self.request(self.spec, self.devices)), "begin": "fresh", "needs_only": name}
-            said = self.ask("preflight", request, deadline=CHECK_S)["needs"]
-            wanted = {int(d.partition(":")[2]) for d in pool if d.startswith("cuda:")}
-            totals = {int(g["index"]): int(g["total"]) for g in self.said["gpus"]}
-            sizes = [totals[n] for n in wanted if n in totals]
-            whole = len(sizes) == len(wanted) == len(pool)
-            found = memory_from_check(
-                said, self.config, device=min(sizes) if whole and sizes else None, devices=len(pool)
-            )
+            found = self.memory_of(self.ask("preflight", request, deadline=CHECK_S)["needs"])
             known = found.target is not None and found.drafter is not None
             stage.done("known" if known else "not known: preflight judges it before a start")
         return found
+
+    def memory_of(self, needs: Mapping[str, Any]) -> Memory:
+        """From what the trainer's check says, of whatever split it was asked."""
+        pool = choice.pool(self.devices, self.asked.devices)
+        wanted = {int(d.partition(":")[2]) for d in pool if d.startswith("cuda:")}
+        totals = {int(g["index"]): int(g["total"]) for g in self.said["gpus"]}
+        sizes = [totals[n] for n in wanted if n in totals]
+        whole = len(sizes) == len(wanted) == len(pool)
+        return memory_from_check(needs, self.config, device=min(sizes) if whole and sizes else None, devices=len(pool))
 
     def request(self, spec: JobSpec, devices: Devices) -> Request:
         """What preflight and gate are asked of a split."""

@@ -63,8 +63,8 @@ class Turning(Looking):
 
     # -- before anything is touched
 
-    def check(self, spec: JobSpec, devices: Devices) -> None:
-        """All checks of preflight for the new split, beside the running one.
+    def check(self, spec: JobSpec, devices: Devices) -> dict[str, Any]:
+        """All checks of preflight for the new split, beside the running one; what the trainer says that it needs.
 
         Raises:
             PreflightError, JobBusy: refused; nothing was touched.
@@ -81,6 +81,7 @@ class Turning(Looking):
                 self.stages.note(f"  {check.name:<12} warn: {check.what}" + (f"; {check.next}" if check.next else ""))
         if (error := refusal(checks, self.where)) is not None:
             raise error
+        return dict(said["needs"])
 
     def gate(self, spec: JobSpec, devices: Devices) -> None:
         """A few real steps with as many targets and drafters, beside the running job.

@@ -52,6 +52,12 @@ def say(event: Event, *, again: bool = False, deed: Deed | None = None) -> str:
         "checkpoints_aside": lambda: f"checkpoints set aside to {d.get('to')}",
         "checkpoints_restored": lambda: "checkpoints brought back" + _because(d.get("to")),
         "rolled_back": lambda: f"back to attempt {d.get('to')}, release {d.get('release')}" + _because(d.get("reason")),
+        "rebalancing": lambda: (
+            f"the split is changed, {_split(d.get('from'))} -> {_split(d.get('to'))}" + _because(d.get("reason"))
+        ),
+        "rebalanced": lambda: (
+            f"{_split(d.get('from'))} -> {_split(d.get('to'))} {d.get('outcome')}" + _because(d.get("why"))
+        ),
         "start_failed": lambda: "a start failed" + _because(d.get("error")),
         "stop_requested": lambda: f"attempt {n} is stopped" + _because(d.get("reason")),
         "stop_escalated": lambda: f"attempt {n} did not end in {d.get('grace_s')} s: killed",
@@ -62,6 +68,10 @@ def say(event: Event, *, again: bool = False, deed: Deed | None = None) -> str:
 
 def _because(said: Any, form: str = ": {}") -> str:
     return form.format(said) if said else ""
+
+
+def _split(said: Any) -> str:
+    return f"{said.get('targets')}+{said.get('drafters')}" if isinstance(said, Mapping) else "?"
 
 
 def _named(d: Mapping[str, Any]) -> str:

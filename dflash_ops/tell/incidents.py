@@ -370,6 +370,8 @@ _HANDLERS: Mapping[str, Callable[[_Reading, Event], None]] = {
     "checkpoints_aside": _Reading.checkpoints_aside,
     "checkpoints_restored": _Reading.beside,
     "rolled_back": _Reading.beside,
+    "rebalancing": _Reading.beside,
+    "rebalanced": _Reading.beside,
     "start_failed": _Reading.beside,
     "stop_requested": _Reading.stop_requested,
     "stop_escalated": _Reading.beside,

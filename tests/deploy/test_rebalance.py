@@ -89,7 +89,7 @@ def test_a_split_is_applied_measured_and_kept(job: Toy) -> None:
     assert said["measured"]["block_tok_s"] > 1.2 * said["before"]["block_tok_s"]
     assert 0.7 < said["predicted"]["block_tok_s"] / said["measured"]["block_tok_s"] < 1.4
     assert [line.split(":")[0] for line in done.err.splitlines() if "..." not in line and line[0] != " "] == [
-        "look", "memory", "preflight", "gate", "connect", "stop", "start", "settle", "measure", "inventory", "kept 2+1",
+        "look", "preflight", "gate", "connect", "stop", "start", "settle", "measure", "inventory", "kept 2+1",
     ]  # fmt: skip
     assert devices(job) == ['target_devices  =  ["cpu", "cpu"]', 'drafter_devices  =  ["cpu"]']
     assert job.inventory.read_text().endswith("# the end\n")
@@ -154,8 +154,7 @@ def test_what_is_slower_or_fails_is_taken_back(job: Toy) -> None:
 def test_a_command_that_went_away_is_finished_by_the_next(job: Toy) -> None:
     running(job)
     job.root.joinpath("slow_stop").write_text("2")
-    words = ("--targets", "2", "--drafters", "1", "--devices", "cpu,cpu,cpu")
-    process = job.spawn("rebalance", *words)
+    process = job.spawn("rebalance", "--auto", "--devices", "cpu,cpu,cpu")  # which goes to 2+1
     end = time.monotonic() + 60
     while not told(job, "rebalancing"):
         assert time.monotonic() < end
