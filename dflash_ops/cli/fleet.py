@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dflash_ops.cli import complete
 from dflash_ops.cli.common import console, is_plain, render_error
 from dflash_ops.cli.watching import asking, waiting
 
@@ -20,22 +21,40 @@ if TYPE_CHECKING:
     from dflash_ops.hosts.factory import Hosts
     from dflash_ops.inventory import Inventory, Job
 
+#: As contracts.State has them, which is not imported for a mere `--help` (a test holds them to it).
+STATES = (
+    "loading", "compiling", "stepping", "slow", "hung", "crashed", "finished", "stopped", "unreachable", "unknown",
+)  # fmt: skip
+
 StateOption = Annotated[
-    str | None, typer.Option("--state", metavar="STATES", help="Only jobs in these states, as crashed,hung.")
+    str | None,
+    typer.Option(
+        "--state",
+        metavar="STATES",
+        help="Only jobs in these states, as crashed,hung.",
+        autocompletion=complete.one_of(*STATES),
+    ),
 ]
 HostOption = Annotated[
     str | None,
     typer.Option(
-        "--host", metavar="PATTERNS", help="Only jobs on these hosts (or on containers of these), as 'gpu*,old'."
+        "--host",
+        metavar="PATTERNS",
+        help="Only jobs on these hosts (or on containers of these), as 'gpu*,old'.",
+        autocompletion=complete.hosts,
     ),
 ]
-JobOption = Annotated[str | None, typer.Option("--job", metavar="PATTERNS", help="Only jobs so called, as 'main*'.")]
+JobOption = Annotated[
+    str | None,
+    typer.Option("--job", metavar="PATTERNS", help="Only jobs so called, as 'main*'.", autocompletion=complete.jobs),
+]
 SortOption = Annotated[
     str | None,
     typer.Option(
         "--sort",
         metavar="ORDER",
         help="trouble (as the table has it), name, host, since, eta, file (as --json has it).",
+        autocompletion=complete.one_of("trouble", "name", "host", "since", "eta", "file"),
     ),
 ]
 NodesOption = Annotated[bool, typer.Option("--nodes", help="Each node of a job on several machines, too.")]

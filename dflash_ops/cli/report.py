@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dflash_ops.cli import complete
 from dflash_ops.cli.common import InventoryOption, JobArgument, JsonOption
 from dflash_ops.cli.several import NodeOption
 
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 def command(
     job: JobArgument = None,
     attempt: Annotated[
-        int | None, typer.Option("--attempt", metavar="N", min=1, help="One attempt; else the newest.")
+        int | None,
+        typer.Option(
+            "--attempt", metavar="N", min=1, help="One attempt; else the newest.", autocompletion=complete.attempts
+        ),
     ] = None,
     every: Annotated[bool, typer.Option("--all-attempts", help="All attempts, the newest 50.")] = False,
     output: Annotated[

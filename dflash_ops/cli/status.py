@@ -51,7 +51,7 @@ def command(
             raise UsageError("--state and --watch exclude each other: states change", "--state", "leave --state out")
         return stay(loaded, jobs, as_json=json)
     alone = len(jobs) == 1 and not filters
-    seen = look_all(loaded, jobs, deadline=deadline, quiet=json or alone)
+    seen = look_all(loaded, jobs, deadline=deadline, quiet=json)
     if alone and len(seen[0].errors) == 1 and seen[0].errors[0] is not None:
         raise seen[0].errors[0]
     if json:

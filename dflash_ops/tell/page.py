@@ -110,7 +110,7 @@ def _head(report: Mapping[str, Any]) -> str:
         (fixed(_mean(point, "tau"), 2), "tau, at the end"),
         (ktok(_mean(point, "block_tok_s")), "block Ktok/s"),
         (duration(sum(ran)) if ran else DASH, "ran"),
-        (str(len(report["incidents"])), "incidents"),
+        (str(len(report["incidents"])), "incident" if len(report["incidents"]) == 1 else "incidents"),
     ]
     told = "".join(f"<div><b>{_e(value)}</b><span>{_e(name)}</span></div>" for value, name in facts if value != DASH)
     of = (

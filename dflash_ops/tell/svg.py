@@ -76,14 +76,14 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def number(value: float) -> str:
-    """As on an axis: `1.5k`, `0.002`, `3e-04`."""
+    """As on an axis: `1.5k`, `0.002`, `3.2e-05`."""
     size = abs(value)
     if size < 1e-12:
         return "0"
     for limit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if size >= limit * 0.9999:
             return f"{value / limit:.4g}{letter}" if size < 1e15 else f"{value:.2g}"
-    return f"{value:.3g}" if size >= 1e-3 else f"{value:.0e}"
+    return f"{value:.3g}" if size >= 1e-3 else f"{value:.2g}"
 
 
 def chart(
@@ -126,7 +126,7 @@ def _range(values: Sequence[float], whole: bool) -> tuple[float, float, int]:
         return 0.0, 1.0, 0
     ordered = sorted(values)
     low, high = ordered[0], ordered[-1]
-    edge = max(1, len(ordered) // 100)
+    edge = max(1, len(ordered) // 50)
     inner_low, inner_high = ordered[min(edge, len(ordered) - 1)], ordered[max(0, len(ordered) - 1 - edge)]
     span = inner_high - inner_low
     if not whole and len(ordered) >= 20 and span > 0:

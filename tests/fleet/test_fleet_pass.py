@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from schemas import valid  # type: ignore[import-not-found]
 
+from dflash_ops.cli.fleet import STATES
 from dflash_ops.cli.main import run
 from dflash_ops.contracts import Progress, Snapshot, State, dumps
 from dflash_ops.errors import DeadlineExceeded, HostUnreachable, UsageError
@@ -236,6 +237,10 @@ def test_what_fits_nothing_says_so(five: Fleet, capsys: pytest.CaptureFixture[st
         assert run(["status", *options]) == 2
         assert word in capsys.readouterr().err
         assert sum(len(host.calls) for host in five.hosts.values()) == calls  # nobody was asked
+
+
+def test_the_shell_offers_all_states() -> None:
+    assert set(STATES) == {state.value for state in State}
 
 
 def test_the_deadline_is_each_machines_own(five: Fleet) -> None:
