@@ -67,31 +67,30 @@ def test_what_hangs_delays_nobody_and_is_given_up_when_its_time_is_over() -> Non
     assert "no answer within 20 s" in str(given_up[0].ended.error)
 
 
-def test_one_machine_is_asked_a_few_questions_at_a_time_and_a_hung_container_holds_one_place_only() -> None:
-    inside, most, lock = 0, 0, threading.Lock()
-    full, hang = threading.Event(), threading.Event()
+def test_one_machine_is_asked_a_few_questions_at_a_time_and_a_hung_container_holds_one_place_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ask, "TICK_S", 0.05)
+    go, hang = threading.Event(), threading.Event()
 
     def work(item: int) -> int:
-        nonlocal inside, most
-        if item == 0:
-            hang.wait(LONG)
-            return item
-        with lock:
-            inside += 1
-            most = max(most, inside)
-            if inside == LANES - 1:
-                full.set()
-        assert full.wait(LONG)
-        with lock:
-            inside -= 1
-            if item == 99:
-                hang.set()
+        assert (hang if item == 0 else go).wait(LONG)
         return item
 
-    got = answers(asking(list(range(100)), work, machine=lambda item: "proxmox"))
-    assert most == LANES - 1  # and the one that hangs
-    assert len(got) == 100
-    assert not [a.ended.error for a in got if a.ended.error]
+    got: list[int] = []
+    for event in asking(list(range(100)), work, machine=lambda item: "proxmox"):
+        if isinstance(event, Waiting):
+            assert len(event.items) <= LANES
+            if len(event.items) == LANES:
+                go.set()
+        else:
+            assert event.ended.error is None
+            got.append(event.index)
+            if len(got) == 99:
+                hang.set()
+    assert go.is_set()
+    assert got[-1] == 0
+    assert sorted(got) == list(range(100))
 
 
 def test_again_and_again_but_never_twice_at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,15 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from dflash_ops.cli import exporter
+from dflash_ops.cli.exporter import Looks
 from dflash_ops.cli.main import run
 from dflash_ops.contracts import (
     DiskInfo,
@@ -31,7 +34,9 @@ from dflash_ops.contracts import (
 )
 from dflash_ops.errors import DflashError, HostUnreachable
 from dflash_ops.hosts.base import Completed
+from dflash_ops.hosts.factory import Hosts
 from dflash_ops.hosts.fake import FakeHost
+from dflash_ops.inventory import load
 from dflash_ops.tell.exporter import ITSELF, Board, Server, address, write
 from dflash_ops.tell.metrics import METRICS, OWN, Told
 
@@ -147,6 +152,33 @@ def test_of_an_attempt_that_has_ended_no_rate_is_told_as_if_it_went_on(
     assert value(found, "dflash_exporter_errors_total", type="CommandFailed") == 1
 
 
+def test_a_journal_is_read_where_it_has_grown_and_not_too_often(
+    two: dict[str, FakeHost], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(tmp_path / "inventory.toml")
+    part, host = loaded.job(ODD), two["near"]
+    looks = Looks(loaded, Hosts(loaded), [part], Board(1, 45.0), 5.0)
+
+    def looked(seq: int) -> tuple[int, int]:
+        """Restarts that are told, and journals that were read."""
+        started = Event(seq, 900.0, "attempt_started", "supervisor", seq, {})
+        says(host, stepping(last_event=started))
+        events = [to_dict(replace(started, seq=n)) for n in range(1, seq + 1)]
+        host.answer("python3", ..., stdout=dumps({"schema": 1, "events": events, "torn_lines": 0}))
+        told = looks.look(part)
+        assert told.history is not None
+        return told.history.restarts, sum(call.argv[0] == "python3" for call in host.calls)
+
+    assert [looked(1), looked(1), looked(2)] == [(1, 1), (1, 1), (1, 1)]
+    monkeypatch.setattr(exporter, "_JOURNAL_S", 0.0)
+    assert [looked(2), looked(2), looked(3)] == [(2, 2), (2, 2), (3, 3)]
+    host.answer("python3", ..., stdout="nonsense")  # what was known stays
+    says(host, stepping(last_event=Event(9, 900.0, "note", "operator", 1, {})))
+    told = looks.look(part)
+    assert told.history is not None
+    assert told.history.restarts == 3
+
+
 def test_what_was_seen_too_long_ago_is_not_told() -> None:
     now = [0.0]
     board = Board(2, 45.0, clock=lambda: now[0], wall=lambda: 1e9)
@@ -224,8 +256,8 @@ def test_a_scrape_asks_nobody_while_a_machine_hangs(
     monkeypatch.setattr(Asking, "__iter__", lambda self: (passes.append(self), begun(self))[1])
     codes: list[int] = []
     options = ["exporter", "--listen", "127.0.0.1:0", "--every", "3600"]
-    exporter = threading.Thread(target=lambda: codes.append(run(options)))
-    exporter.start()
+    serving = threading.Thread(target=lambda: codes.append(run(options)))
+    serving.start()
     try:
         assert known.wait(60)
         before = len(two["near"].calls)
@@ -237,7 +269,7 @@ def test_a_scrape_asks_nobody_while_a_machine_hangs(
     finally:
         free.set()
         passes[0].stop()
-        exporter.join(60)
+        serving.join(60)
     assert codes == [0]
 
 
