@@ -21,7 +21,7 @@ FAULTY = Path(__file__).parent / "faulty.py"
 #: Short pauses: what is tested is what is done, and in which order.
 BUDGETS = Budgets(backoff_s=0.2, backoff_cap_s=1.0)
 #: Seconds for one fault; only a failing one takes that long.
-PATIENCE = 60.0
+PATIENCE = 90.0
 
 
 class Scene:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,18 @@ TESTS = Path(__file__).parents[1]
 REPO = TESTS.parent
 
 
-def night(folder: Path, *words: str) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def night(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """It, ended in any case as a person would: by Ctrl-C, which leaves nothing."""
     env = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
     argv = [sys.executable, "-m", "chaos.night", *words]
-    return subprocess.Popen(argv, cwd=TESTS, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    with subprocess.Popen(argv, cwd=TESTS, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        try:
+            yield run
+        finally:
+            if run.poll() is None:
+                run.send_signal(signal.SIGINT)
+                run.communicate(timeout=60)
 
 
 def left(folder: Path) -> list[str]:
@@ -33,12 +43,13 @@ def left(folder: Path) -> list[str]:
     return [*(str(p) for p in folder.glob("dflash-night-*")), *(w for w in words if f"{folder}/dflash-night-" in w)]
 
 
+@pytest.mark.timeout(480)  # half a minute on two free cores; only a very busy machine needs more
 @pytest.mark.skipif(not global_flag(__import__("torch").__version__), reason="the race is mended in this torch")
 def test_the_race_is_named_what_only_looks_like_a_cure_is_told_so_and_one_process_a_device_ends_it(
     tmp_path: Path,
 ) -> None:
-    run = night(tmp_path, "--short")
-    out, _ = run.communicate(timeout=170)
+    with night(tmp_path, "--short") as run:
+        out, _ = run.communicate(timeout=400)
     assert run.returncode == 0, out
     assert "6 of 6 shown" in out
     assert "loss_reentrant: it did not help" in out
@@ -46,15 +57,15 @@ def test_the_race_is_named_what_only_looks_like_a_cure_is_told_so_and_one_proces
 
 
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
-    run = night(tmp_path)
-    assert run.stdout is not None
     told = []
-    for line in run.stdout:
-        told.append(line)
-        if "attempt 1 started" in line:
-            run.send_signal(signal.SIGINT)
-            break
-    rest, _ = run.communicate(timeout=60)
+    with night(tmp_path) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            told.append(line)
+            if "attempt 1 started" in line:
+                run.send_signal(signal.SIGINT)
+                break
+        rest, _ = run.communicate(timeout=60)
     assert run.returncode == 130, (told, rest)
     assert "all that was started is ended" in rest
     assert not left(tmp_path)
