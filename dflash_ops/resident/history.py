@@ -158,7 +158,9 @@ def _lines(path: Path, thin: Thin, take: Callable[[bytes], None]) -> float:
             rest = pieces.pop()[-LINE:]  # a line without an end must not fill the memory
             for raw in pieces:
                 take(raw)
+        told, thin.bad_lines = thin.bad_lines, 0
         take(rest)
+        thin.bad_lines = told  # a line that is cut (being written, or by the part's end) is no bad one
         thin.skip()
     return 1.0 if size <= MOST else MOST / size
 

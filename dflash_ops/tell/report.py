@@ -24,8 +24,8 @@ HIDDEN = "(not shown)"
 #: The same in a text: a word that speaks of a secret and what follows it (`--hub-token X`, `API_KEY=X`), and values
 #: that show by themselves what they are (tokens of hubs, keys of clouds).
 _SAID = re.compile(
-    r"(?i)(?P<key>[\w.-]*(?:token(?!iz|s\b|s_|_i)|secret|passw(?:or)?d|passphrase|credential|api[_-]?key|private[_-]?key)"
-    r"[\w.-]*\"?(?:\s*[=:]\s*|\s+(?=[^\s-])))(?P<value>\"[^\"]*\"|'[^']*'|[^\s,;]+)"
+    r"(?i)(?P<key>(?:token(?!iz|s\b|s_|_i)|secret|passw(?:or)?d|passphrase|credential|api[_-]?key|private[_-]?key)"
+    r"[\w.-]{0,40}\"?(?:\s{0,8}[=:]\s{0,8}|\s{1,8}(?=[^\s-])))(?P<value>\"[^\"]*\"|'[^']*'|[^\s,;]+)"
 )
 _SHAPED = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[\w-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[A-Z0-9]{16}|xox[bap]-[\w-]{10,})"

@@ -250,6 +250,11 @@ def test_what_looks_like_a_secret(text: str, kept: str) -> None:
     assert cleared(text) == kept
 
 
+def test_secrets_are_looked_for_in_time_that_grows_with_the_text_only() -> None:
+    for piece in ("a", "token", "token ", "sk-", "secret=", '"', 'api_key" '):
+        assert len(cleared(piece * 200_000)) > 10  # a search that grows faster would take hours
+
+
 def test_many_lines_become_few_points_in_bounded_memory() -> None:
     thin = Thin(100)
     most = 0
@@ -283,7 +288,7 @@ def test_a_huge_file_is_read_in_evenly_spaced_parts(
     assert 0.02 < course["read"] < 0.1
     assert 200 < course["lines"] < 2_000
     assert points[-1]["step"][1] == 19_999
-    assert course["bad_lines"] <= 10  # the last line of a part
+    assert course["bad_lines"] == 0  # lines that are cut by a part's ends are not bad ones
     assert sum(bool(p.get("cut")) for p in points) == 9
     assert "in evenly spaced parts" in Page(text).text
 
