@@ -259,6 +259,8 @@ class Watch:
             lambda: look(host, self.job, self._below(), self._memory).inside,
             mend.send,
         )
+        if said is None:
+            return []
         self._memory = replace(self._memory, inspected=seen.inside.attempt)
         return said
 

@@ -76,8 +76,8 @@ def situation(look: Look, seen: Inside, found: Found, job: str, place: str) -> S
 def redeploy_pass(
     look: Look, job: Job, playbooks: Playbooks, record: Path, inspect: Callable[[], Found],
     again: Callable[[], Inside | None], send: Send,
-) -> list[str]:  # fmt: skip
-    """Ask, decide, do what may be done, and say what was done.
+) -> list[str] | None:  # fmt: skip
+    """Ask, decide, do what may be done, and say what was done; None: its time has not come, ask again.
 
     Args:
         record: the journal of what was done from outside. inspect: what lies there. again: a look at this very moment.
@@ -90,7 +90,7 @@ def redeploy_pass(
         return []
     now = again()
     if now is None or (now.state, now.attempt) != (look.inside.state, look.inside.attempt):
-        return []  # somebody has begun to do something about it
+        return None  # somebody has begun to do something about it
     look = replace(look, t=time.time(), inside=now)
     evidence = situation(look, now, found, job.name, f"{job.host} {job.root}")
     ledger = rebuild(journal.read(record)[0])
@@ -99,6 +99,8 @@ def redeploy_pass(
             ledger, journal.append(record, note.event, actor=SUPERVISOR, attempt=note.attempt, data=note.data)
         )
     decision = decide(evidence, playbooks, ledger, job.policy, time.time())
+    if decision.verdict is Verdict.WAIT:
+        return None
     if decision.verdict is not Verdict.ACT or decision.action != Action.REDEPLOY.value:
         told = held(decision)
         if told is not None:
