@@ -170,6 +170,19 @@ CASES = (
         timeout_s=900,
     ),
     Case(
+        "supervise",
+        ("supervise.py", "--seconds", "60", "--rounds", "1"),
+        (
+            Ratio(rf"of without: {NUMBER}", "step time with the supervisor, of without", 1.01, True),
+            Ratio(rf"CPU, of a core: {NUMBER}", "supervisor's CPU, of a core", 0.005, True),
+            Ratio(rf"of 60 MB: {NUMBER}", "supervisor's memory, of 60 MB", 1.0, True),
+            Ratio(rf"of 1 s: {NUMBER}", "exit to crashed, of 1 s", 1.0, True),
+            Ratio(rf"after a crash, of torchrun's: {NUMBER}", "restart after a crash, of torchrun's", 1.5, True),
+            Ratio(rf"of a drafter, of torchrun's: {NUMBER}", "restart of a drafter, of torchrun's", 0.5, True),
+        ),
+        timeout_s=900,
+    ),
+    Case(
         "gpu_drafter",
         ("gpu_drafter.py",),
         (

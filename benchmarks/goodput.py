@@ -38,7 +38,7 @@ from systems import Loop, Plain, Supervised, System, Torchrun, build_pyz, enviro
 KINDS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGSTOP)
 GOALS = {"target": 0.97, "drafter": 0.90}
 #: Between two readings of everybody's step.
-LOOK_S = 0.1
+LOOK_S = 0.25
 WAYS = ("ours", "loop", "torchrun")
 
 
@@ -112,11 +112,11 @@ def run(given: argparse.Namespace, root: Path) -> dict[str, Any]:
     systems = [reference, *(s.system for s in struck)]
     try:
         for system in systems:
-            began = time.monotonic()
             system.start()
-            wait_until(system, 20)
+            wait_until(system, 1)
             if given.verbose:
-                print(f"{system.name} has made 20 steps after {time.monotonic() - began:.1f} s", flush=True)
+                print(f"{time.strftime('%T')} {system.name} steps", flush=True)
+        time.sleep(given.settle)  # all have a checkpoint, and ours its spare
         return measure(given, reference, struck)
     finally:
         for system in systems:
@@ -136,7 +136,7 @@ def measure(given: argparse.Namespace, reference: System, struck: list[Struck]) 
         for one in struck:
             strike(one, began, given.every, count)
         load.append(os.getloadavg()[0])
-        if given.verbose and len(load) % 100 == 0:
+        if given.verbose and len(load) % 120 == 0:
             print(f"{now - began:6.0f} s", {k: v[-1][1] for k, v in readings.items()}, flush=True)
         time.sleep(max(0.0, now + LOOK_S - time.monotonic()))
     rows = []
@@ -205,9 +205,10 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=60.0, help="seconds between two faults of a pipeline")
     parser.add_argument("--drafters", type=int, default=1)
     parser.add_argument("--hang", type=float, default=5.0, help="workers.step_timeout_s, for all ways")
-    parser.add_argument("--target-s", type=float, default=0.2, help="seconds of a target's forward")
-    parser.add_argument("--drafter-s", type=float, default=0.25, help="seconds of a drafter's step")
-    parser.add_argument("--samples", type=int, default=400, help="of an epoch")
+    parser.add_argument("--target-s", type=float, default=0.4, help="seconds of a target's forward")
+    parser.add_argument("--drafter-s", type=float, default=0.5, help="seconds of a drafter's step")
+    parser.add_argument("--samples", type=int, default=200, help="of an epoch")
+    parser.add_argument("--settle", type=float, default=20.0, help="seconds from the last one's first step on")
     parser.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--roles", nargs="+", choices=tuple(GOALS), default=list(GOALS))
     parser.add_argument("--verbose", action="store_true")

@@ -34,7 +34,7 @@ _SAVED = re.compile(r"^dflash event=checkpoint step=(\d+)", re.MULTILINE)
 def shape(
     root: Path, *, targets: int, drafters: int, samples: int = 1000, hang_s: float, **tables: dict[str, Any]
 ) -> Path:
-    """run.json: tiny modules, stages that sleep, an average every 2 s and a checkpoint every 10 s of 0.25 s steps."""
+    """run.json: tiny modules, stages that sleep, an average every 4 steps and a checkpoint every 20."""
     workers = {
         "target_devices": ["cpu"] * targets,
         "drafter_devices": ["cpu"] * drafters,
@@ -42,8 +42,8 @@ def shape(
         "step_timeout_s": hang_s,
     }
     values: dict[str, dict[str, Any]] = {
-        "train": {"epochs": 10**5, "anchors": 4, "average_every": 8, "log_every": 1},
-        "checkpoint": {"every": 40},
+        "train": {"epochs": 10**5, "anchors": 4, "average_every": 4, "log_every": 1},
+        "checkpoint": {"every": 20},
         "workers": workers,
     }
     for name, table in tables.items():
@@ -148,10 +148,14 @@ class Loop(System):
 
 
 class Torchrun(System):
-    """`torchrun --max-restarts` over torchrun_stages.py; its monitor looks every 0.1 s, torch's default."""
+    """`torchrun --max-restarts` over torchrun_stages.py; its monitor looks every 0.1 s, torch's default.
+
+    With torch 2.13's default one store serves all restarts, and a rank may read the address that another one had before
+    the last restart ("Connection refused"), again and again; so each restart gets a store of its own.
+    """
 
     def __init__(self, name: str, root: Path, config: Path, env: dict[str, str], restarts: int = 10**6) -> None:
-        super().__init__(name, root, config, env)
+        super().__init__(name, root, config, {**env, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
         self.restarts = restarts
 
     def start(self) -> None:
@@ -183,10 +187,17 @@ class Torchrun(System):
 
 
 class Supervised(System):
-    """The bundled trainer as a job of the resident, which acts: as after `dflash-ops deploy`, on this machine."""
+    """The bundled trainer as a job of the resident, which acts: as after `dflash-ops deploy`, on this machine.
 
-    def __init__(self, name: str, root: Path, config: Path, env: dict[str, str], pyz: Path) -> None:
+    Args:
+        pyz: the resident. step_s: silence in a step after which the job counts as hung.
+    """
+
+    def __init__(
+        self, name: str, root: Path, config: Path, env: dict[str, str], pyz: Path, step_s: float = 300.0
+    ) -> None:
         super().__init__(name, root, config, env)
+        self.step_s = step_s
         from resident_lab import Lab  # type: ignore[import-not-found]
 
         (root / "root").mkdir()
@@ -197,13 +208,13 @@ class Supervised(System):
         return Path(self.lab.layout.attempts)
 
     def start(self) -> None:
-        from dflash_ops.contracts import Policy, RemedyTable, from_dict
+        from dflash_ops.contracts import Limits, Policy, RemedyTable, from_dict
 
         table = from_dict(RemedyTable, json.loads((ROOT / "trainer" / "remedies.json").read_text()), "remedies.json")
         argv = [sys.executable, "-m", "trainer", "run", "--config", str(self.config), "--out", "{attempt}"]
         self.lab.start(
             argv=(*argv, "--checkpoints", "{checkpoints}", "--resume", "auto"), cwd=str(ROOT), env=self.env,
-            progress="", remedies=table, policy=Policy("act"),
+            progress="", remedies=table, policy=Policy("act"), limits=Limits(step_s=self.step_s),
         )  # fmt: skip
 
     def launcher(self) -> int:
@@ -244,12 +255,15 @@ def wait_until(system: System, steps: int, within: float = 180.0) -> None:
     """
     deadline = time.monotonic() + within
     while system.step() < steps:
+        ended = system.process is not None and system.process.poll() is not None
+        if ended:
+            raise RuntimeError(f"{system.name} ended with {system.process.returncode}:\n{system.tail()}")
         if time.monotonic() > deadline:
             raise RuntimeError(f"{system.name}: no step {steps} within {within:g} s:\n{system.tail()}")
         time.sleep(0.1)
 
 
-def _tail(file: Path, size: int = 1 << 16) -> str:
+def _tail(file: Path, size: int = 1 << 14) -> str:
     try:
         with file.open("rb") as opened:
             opened.seek(max(0, file.stat().st_size - size))

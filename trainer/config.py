@@ -123,7 +123,7 @@ class WorkersConfig:
     timeout_s: float = key(1800.0, doc="longest silence of a worker that loads or compiles, in seconds", above=0.0)
     step_timeout_s: float = key(
         120.0,
-        doc="longest silence within a batch or averaging, in seconds; at least 10 x the longest so far",
+        doc="longest silence within a batch or averaging, in seconds; at least 10 x what they take",
         above=0.0,
     )
     spare_drafters: bool = key(True, doc="beside each drafter a process that has loaded its code waits to take over")

@@ -29,6 +29,8 @@ CASCADE_S = 2.0
 WEIGHTS_EVERY_S = 2.0
 #: Who was ended by one of these is no echo of another death: the others are not waited for.
 KILLED, KILLED_S = frozenset((-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS)), 0.2
+#: Seconds of training before there are spares: a run of a moment has no use for them.
+SPARES_AFTER_S = 10.0
 #: Spares that ended by themselves, then there are no more of them: something here does not let them be.
 SPARES_LOST = 5
 _SERVER = "server"
@@ -80,6 +82,7 @@ class Crew:
         self.patient = False
         self._spares: dict[str, Worker] = {}
         self._spares_lost = 0
+        self._first_use: float | None = None  # of this crew
         self._hopeless: Worker | None = None
         self._fell_at: float | None = None  # when the first of the drafters was found dead
 
@@ -271,6 +274,9 @@ class Crew:
     def _have_spares(self) -> None:
         """One beside each drafter. Only while training goes on: what loads first is what is needed first."""
         if not self.config.spare_drafters or self._spares_lost >= SPARES_LOST:
+            return
+        self._first_use = self._first_use or time.monotonic()
+        if time.monotonic() - self._first_use < SPARES_AFTER_S:
             return
         for worker in self.drafters:
             if worker.name not in self._spares:

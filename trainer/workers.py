@@ -27,6 +27,8 @@ from trainer.stopwatch import SHARES
 
 #: Seconds for a worker that was told to end, or whose socket closed, before it is killed.
 GRACE_S = 20.0
+#: So many times as long as such a piece takes on average may one take, whatever `step_timeout_s` says.
+MEANS = 10
 _TEE_BYTES = 1 << 16
 #: How gloo and NCCL say that the process at the other end is gone.
 _ECHO = re.compile(r"(?i)connection (?:reset|closed|refused)|broken pipe|remote (?:worker|process)|ncclRemoteError")
@@ -72,7 +74,7 @@ class Worker:
         lost_at: when its socket closed. exit_code: once it has ended.
         tries: lives begun since it was last of use. useful: something that it did in this life counts.
         greeted: it said hello. given: it got something to do in this life. compiles: it said so of what it does now.
-        longest: seconds of the longest piece of each kind in this life, but the first one.
+        pieces: of each kind how many were finished in this life, and seconds of all but the first one.
     """
 
     name: str
@@ -100,7 +102,7 @@ class Worker:
     greeted: bool = False
     given: bool = False
     compiles: bool = False
-    longest: dict[str, float] = field(default_factory=dict)
+    pieces: dict[str, tuple[int, float]] = field(default_factory=dict)
     _context: PContext | None = None
     _log: Path | None = None
     _told: int = 0
@@ -145,15 +147,16 @@ class Worker:
         now = time.monotonic()
         if self.given and self.busy_since is not None and not self.compiles:
             # The first piece of a kind loads this and that, and says nothing of the next ones.
-            took = now - self.busy_since if self.doing in self.longest else 0.0
-            self.longest[self.doing] = max(self.longest.get(self.doing, 0.0), took)
+            count, seconds = self.pieces.get(self.doing, (0, 0.0))
+            self.pieces[self.doing] = (count + 1, seconds + now - self.busy_since if count else 0.0)
         self.busy_since, self.idle_since, self.compiles = None, now, False
 
     def limit_s(self, config: WorkersConfig) -> float:
         """Longest silence now: of a batch or an averaging by what they took before, of anything else `timeout_s`."""
-        if not self.given or self.compiles or self.doing not in self.longest:
+        if not self.given or self.compiles or self.doing not in self.pieces:
             return config.timeout_s
-        return min(config.timeout_s, max(config.step_timeout_s, 10 * self.longest[self.doing]))
+        count, seconds = self.pieces[self.doing]
+        return min(config.timeout_s, max(config.step_timeout_s, MEANS * seconds / max(1, count - 1)))
 
     def heard(self, seconds: Mapping[str, float]) -> None:
         self.gained = {kind: max(0.0, spent - self.seconds.get(kind, 0.0)) for kind, spent in seconds.items()}
@@ -227,7 +230,7 @@ class Worker:
 
     def _begin(self) -> None:
         self.ready, self.fault, self.lost_at, self.exit_code = False, None, None, None
-        self.fault_at, self.useful, self.given, self.compiles, self.longest = None, False, False, False, {}
+        self.fault_at, self.useful, self.given, self.compiles, self.pieces = None, False, False, False, {}
         self.seconds, self.pending_wait, self.ready_at, self.started_at = {}, 0.0, None, time.monotonic()
         self.busy_since, self.idle_since = time.monotonic(), None
 

@@ -78,8 +78,8 @@ def test_the_limit_of_silence_is_learned_from_what_was_finished(clock: list[floa
     did(1.0)
     assert worker.limit_s(config) == 20.0
     did(5.0)
-    assert worker.limit_s(config) == 50.0
-    did(100.0)
+    assert worker.limit_s(config) == 30.0  # 10 x the mean
+    did(294.0)
     assert worker.limit_s(config) == 600.0  # never more than the other one
     worker.busy("sync")
     assert worker.limit_s(config) == 600.0  # the first averaging
