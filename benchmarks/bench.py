@@ -162,7 +162,7 @@ CASES = (
     ),
     Case(
         "goodput",
-        ("goodput.py", "--minutes", "2", "--every", "30"),
+        ("goodput.py", "--minutes", "2", "--others", "1", "--every", "30"),
         (
             Ratio(rf"under target faults: {NUMBER}", "goodput under target faults, one every 30 s", 0.94),
             Ratio(rf"under drafter faults: {NUMBER}", "goodput under drafter faults, one every 30 s", 0.80),

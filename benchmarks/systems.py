@@ -247,7 +247,7 @@ def build_pyz(folder: Path) -> Path:
     return (folder / "new.pyz").rename(folder / f"{id}.pyz")
 
 
-def wait_until(system: System, steps: int, within: float = 180.0) -> None:
+def wait_until(system: System, steps: int, within: float = 400.0) -> None:
     """Until it has made so many steps.
 
     Raises:

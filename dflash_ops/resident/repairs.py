@@ -22,6 +22,7 @@ from dflash_ops.resident import itself, proc
 from dflash_ops.resident.attempts import Attempt
 from dflash_ops.resident.files import read_json
 from dflash_ops.supervise.ledger import by_supervisor
+from dflash_ops.supervise.notice import FINDING_S
 
 #: Seconds until a pass that decided nothing is made again, while the job is down; later, more seldom.
 AGAIN_S = 60.0
@@ -84,6 +85,7 @@ class Repairs:
         self._said: dict[str, Any] = {}
         self._written = -1
         self._told: set[str] = set()
+        self._noted: dict[str, float] = {}  # finding -> when a pass got it last
         self._read()
 
     @property
@@ -132,11 +134,19 @@ class Repairs:
             past = waits.get("past_step")
             if past is None or step > past:
                 return True
-        return bool({f.key for f in findings} - self._told)
+        return any(self._is_news(finding, now) for finding in findings)
+
+    def _is_news(self, finding: Finding, now: float) -> bool:
+        """One that comes and goes (now this target is the slower one, now that) is noted once an hour by a pass, which
+        takes half a second of CPU; an alarm is looked into whenever it is there again."""
+        if finding.key in self._told:
+            return False
+        return finding.severity == "alarm" or now - self._noted.get(finding.key, float("-inf")) > FINDING_S
 
     def _spawn(self, snapshot: Snapshot, findings: Sequence[Finding]) -> None:
         given = {"secrets": self._secrets, "findings": [to_dict(f) for f in findings], "state": snapshot.state.value}
         self._told = {f.key for f in findings}
+        self._noted |= dict.fromkeys(self._told, time.time())
         try:
             self._child = subprocess.Popen(
                 itself.argv("repair", "--root", str(self._layout.root)),

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dflash_ops.contracts import JobSpec, Layout, Limits, Progress, Snapshot, State
+from dflash_ops.contracts import Finding, JobSpec, Layout, Limits, Progress, Snapshot, State
+from dflash_ops.resident import repairs
+from dflash_ops.resident.attempts import Attempt
 from dflash_ops.resident.silences import Silences, key
 from dflash_ops.resident.vitals import KEPT, Vitals
 
@@ -99,3 +101,35 @@ def test_without_a_job_nothing_is_learned(tmp_path: Path) -> None:
     silences.saw("stepping", 0.0)
     assert silences.limits == Limits()
     assert not layout.learned.exists()
+
+
+def test_a_finding_that_comes_and_goes_starts_one_pass_and_an_alarm_every_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass is an interpreter and half a second of CPU: two targets that take turns at being slow must not cost more
+    than all the rest of the supervisor."""
+    layout = Layout(tmp_path)
+    layout.run.mkdir()
+    made: list[list[str]] = []
+
+    class Counted(repairs.Repairs):
+        def _spawn(self, snapshot: Snapshot, findings: tuple[Finding, ...]) -> None:  # type: ignore[override]
+            made.append([f.key for f in findings])
+            self._child = None
+            monkeypatch.setattr(repairs.itself, "argv", lambda *_: ["true"])
+            super()._spawn(snapshot, findings)
+            assert self._child is not None
+            self._child.wait(30)
+
+    counted = Counted(layout, lambda text: None)
+    one = Attempt(1, layout.attempt(1), JOB, None, None, None, ())
+    snapshot = Snapshot("main", 1.0, State.STEPPING, 1.0, attempt=1)
+    slow = [Finding("straggler", "slow", 1.0, worker=f"target{n}", severity="note") for n in (0, 1)]
+    for turn in range(20):
+        counted.step(snapshot, one, (slow[turn % 2],))
+        counted.step(snapshot, one, ())
+    assert made == [["straggler:target0"], ["straggler:target1"]]
+    alarm = Finding("nan_loss", "it is nan", 1.0, severity="alarm")
+    counted.step(snapshot, one, (alarm,))
+    counted.step(snapshot, one, (alarm,))  # known
+    assert made[2:] == [["nan_loss:"]]
