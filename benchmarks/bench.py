@@ -192,6 +192,20 @@ CASES = (
         needs="gpu",
         timeout_s=600,
     ),
+    Case(
+        "balance",
+        ("balance.py",),
+        (Ratio(rf"measured, largest difference: {NUMBER}", "a split's rate predicted, off by", 0.1, True),),
+        needs="long",
+        timeout_s=1800,
+    ),
+    Case(
+        "rebalance",
+        ("rebalance.py",),
+        (Ratio(rf"median interval, largest difference: {NUMBER}", "a new split's rate predicted, off by", 0.1, True),),
+        needs="long",
+        timeout_s=1800,
+    ),
     Case("fx_race", ("fx_race.py",), (), needs="long", timeout_s=900),
 )
 #: Files of this folder that measure nothing by themselves.

@@ -2,7 +2,7 @@
 
     python benchmarks/goodput.py [--minutes 15] [--others 4] [--every 60] [--drafters 1] [--only ours] [--json]
 
-Pipelines of the same run.json run side by side, with stages that sleep (slow/sitecustomize.py), so that none of them
+Pipelines of the same run.json run side by side, with stages that sleep (slow_stages/), so that none of them
 takes another's time: an undisturbed one, and one for each way of restarting and each role that is struck.
 
     ours       a supervised job (the resident acts); the trainer starts a worker that died anew, and nothing else

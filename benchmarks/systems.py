@@ -1,7 +1,7 @@
 """One pipeline under four regimes, for goodput.py and supervise.py: undisturbed, supervised, in a loop, by torchrun.
 
-All of them run the same run.json with stages of known length (slow/sitecustomize.py), side by side, each in a folder of
-its own. What they share is what the benchmark asks of them: start, the step now, pids of a role's workers, the end.
+All of them run the same run.json with stages of known length (slow_stages/), side by side, each in a folder of its own.
+What they share is what the benchmark asks of them: start, the step now, pids of a role's workers, the end.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def shape(
 
 
 def environment(target_s: float, drafter_s: float) -> dict[str, str]:
-    path = os.pathsep.join([str(HERE / "slow"), str(ROOT)])
-    stages = {"BENCH_TARGET_S": f"{target_s:g}", "BENCH_DRAFTER_S": f"{drafter_s:g}"}
-    return {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **stages}
+    path = os.pathsep.join([str(HERE / "slow_stages"), str(ROOT)])
+    stages = json.dumps({"target": target_s, "drafter": drafter_s})
+    return {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "DFLASH_SLOW_STAGES": stages}
 
 
 class System:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,8 +38,8 @@ from trainer.loss import block_loss
 from trainer.optimizer import Masters
 from trainer.target import load_embed_and_head, load_target
 
-sys.path.append(str(Path(__file__).resolve().parent / "slow"))
-from sitecustomize import at_least  # type: ignore[import-not-found]
+#: Seconds that each stage sleeps, as in the trainer's own processes (slow_stages/).
+SLOW: dict[str, float] = json.loads(os.environ.get("DFLASH_SLOW_STAGES", "{}"))
 
 
 class Stages:
@@ -91,6 +92,7 @@ class Stages:
         batch = first + (number - first) % self.targets
         while True:
             features = target.features(self.tokens[self.ids(batch)], list(self.geometry.target_layer_ids))
+            time.sleep(SLOW.get("target", 0.0))
             if len(sent) > 1:  # as many ahead as the ring has slots for each
                 sent.pop(0)[0].wait()
             sent.append((dist.isend(features, self.targets + batch % self.drafters, self.all, batch % 1024), features))
@@ -126,8 +128,8 @@ class Stages:
             out = block_loss(hidden, head, batch, self.geometry, mode=config.loss.mode, chunk=config.loss.chunk)
             torch.autograd.backward([out.loss])
             masters.step(train.lr, train.clip)
+            time.sleep(SLOW.get("drafter", 0.0))
 
-        learn = at_least(float(os.environ.get("BENCH_DRAFTER_S") or 0.0), learn)
         with (self.folder / "steps").open("a") as said:
             while True:
                 one(step * self.drafters + number)

@@ -103,22 +103,6 @@ def test_what_a_process_used(load: Callable[[str], ModuleType]) -> None:
         process.stdout.close()
 
 
-def test_a_stage_takes_as_long_as_it_is_told(load: Callable[[str], ModuleType], tmp_path: Path) -> None:
-    (tmp_path / "trainer").mkdir()
-    (tmp_path / "trainer" / "__init__.py").touch()
-    text = "class Target:\n    def features(self, x):\n        return x + 1\n"
-    (tmp_path / "trainer" / "target.py").write_text(text)
-    code = "import time; from trainer.target import Target; a = time.monotonic(); assert Target().features(1) == 2"
-    code += "; print(time.monotonic() - a)"
-    for seconds, least in (("0.3", 0.3), ("", 0.0)):
-        env = {**os.environ, "PYTHONPATH": f"{FOLDER / 'slow'}:{tmp_path}", "BENCH_TARGET_S": seconds}
-        done = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert float(done.stdout) >= least
-        if not seconds:
-            assert float(done.stdout) < 0.3
-
-
 def test_the_loop_starts_everything_again_and_counts_what_is_left(
     load: Callable[[str], ModuleType], tmp_path: Path
 ) -> None:
