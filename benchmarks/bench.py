@@ -83,6 +83,11 @@ CASES = (
         ),
     ),
     Case(
+        "start",
+        ("start.py", "--rounds", "7"),
+        (Ratio(rf"dflash-ops --help +{NUMBER} s", "dflash-ops --help, seconds", 0.25, most=True),),
+    ),
+    Case(
         "watch",
         ("watch.py",),
         (

@@ -10,11 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
+import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -127,6 +126,8 @@ class Reader:
     home: Path
     cwd: Path
     environ: dict[str, str]
+    #: tmux socket of his jobs on this machine.
+    socket: str = field(default_factory=lambda: f"dflash-test-{secrets.token_hex(4)}")
 
     def obey(self, line: str, rule: Rule) -> subprocess.CompletedProcess[str]:
         """The line, typed; one that lasts is interrupted once it has said its word. `cd` holds for the next ones."""
@@ -159,9 +160,9 @@ class Reader:
     def end(self) -> None:
         """Nothing that its commands started lives on."""
         end_supervisors(self.home)
-        kill = ["tmux", "-L", "dflash-ops", "kill-server"]
+        kill = ["tmux", "-L", self.socket, "kill-server"]
         subprocess.run(kill, capture_output=True, timeout=20, env=self.environ)
-        shutil.rmtree(self.environ["TMUX_TMPDIR"], ignore_errors=True)
+        Path(f"/tmp/tmux-{os.getuid()}/{self.socket}").unlink(missing_ok=True)
         own = str(self.home).encode()
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -177,7 +178,5 @@ def reader_in(home: Path) -> Reader:
         (home / "bin" / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
         (home / "bin" / name).chmod(0o755)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("DFLASH_", "XDG_", "TMUX"))}
-    # Short, since the path of a socket may have 107 bytes; and nobody else's tmux server is ever met.
-    sockets = tempfile.mkdtemp(prefix="dflash-test-")
-    own = {"PATH": f"{home / 'bin'}:{kept['PATH']}", "PYTHONPATH": str(REPO), "HOME": str(home), "TMUX_TMPDIR": sockets}
+    own = {"PATH": f"{home / 'bin'}:{kept['PATH']}", "PYTHONPATH": str(REPO), "HOME": str(home)}
     return Reader(home, home, {**kept, **own})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,12 @@ from typing import Any
 import jsonschema
 
 SCHEMAS = Path(__file__).resolve().parents[1] / "docs/schemas"
+
+
+@functools.cache
+def whole() -> jsonschema.Draft202012Validator:
+    """The one document that describes everything."""
+    return jsonschema.Draft202012Validator(json.loads((SCHEMAS / "all.schema.json").read_text()))
 
 
 def valid(kind: str, value: Any) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from ending import end_supervisors
 from ports import free_port
+from schemas import whole
 
 from dflash_ops.cli.main import run
 
@@ -53,7 +54,9 @@ class Outcome:
 
     @property
     def json(self) -> dict[str, Any]:
-        return dict(json.loads(self.out))
+        said = dict(json.loads(self.out))
+        whole().validate(said)  # whatever a command answers, one document describes it
+        return said
 
 
 @dataclass

@@ -35,7 +35,7 @@ def own_job(reader: Reader) -> None:
     (home / "src/train.py").write_text(TRAINER)
     job = {
         "host": "local", "root": str(home / "root"), "session": "main", "source": str(home / "src"), "watch_s": 60,
-        "command": [PYTHON, "{release}/train.py"], "grace_s": 20,
+        "socket": reader.socket, "command": [PYTHON, "{release}/train.py"], "grace_s": 20,
         "progress": r"step (?P<step>\d+)/(?P<total>\d+) loss (?P<loss>\S+)", "env": {"ATTEMPT": "{attempt}"},
     }  # fmt: skip
     devices = {"target_devices": [0, 1], "drafter_devices": [2]}

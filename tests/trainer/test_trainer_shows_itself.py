@@ -12,6 +12,7 @@ import pytest
 import torch
 from chat_server import ChatServer
 from demo_parts import TINY
+from schemas import whole
 from shows import standard_error
 from test_demo_evaluate import save
 
@@ -40,6 +41,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config["drafter"] = {"mask_token_id": MASK}
     (root / "run.json").write_text(json.dumps({"schema": 1, **config, "workers": devices}))
     (root / "run/attempts/1").mkdir(parents=True)
+    begin = {"k": "begin", "attempt_t": 1.0, "seed": 0, "from_step": 0, "epoch": 0, "from_batch": 0}
+    (root / "run/attempts/1/plan.jsonl").write_text(json.dumps({**begin, "accepted": [[0, 0]]}) + "\n")
     return root
 
 
@@ -103,6 +106,17 @@ def test_a_slow_server_too(root: Path, tmp_path: Path, monkeypatch: pytest.Monke
         words = f"regenerate --server {server.url}/v1 --model m --prompts {root}/prompts.jsonl --max-new 4"
         code = main([*words.split(), "--out", str(tmp_path / "o.jsonl"), "--concurrency", "1"])
     assert code == 0 and told.text.count("\r") >= 4, told.text
+
+
+def test_what_is_said_with_json_fits_its_schema(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for line in dict.fromkeys(words for _, words, _ in SLOW if not words.startswith("features")):
+        json_too = [] if line.startswith("check") else ["--json"]
+        main([*line.format(r=root, n=tmp_path).split(), *json_too])
+        captured = capsys.readouterr()
+        assert captured.out, f"{line}: {captured.err}"
+        said = json.loads(captured.out.splitlines()[-1])
+        assert said["kind"] == line.split()[0]
+        whole().validate(said)
 
 
 def test_plain_lines_come_at_least_every_two_seconds() -> None:

@@ -30,7 +30,8 @@ def main(args: argparse.Namespace) -> int:
     bar = Bar("check", 0, "")
     bar.phase("check", 0, "", text="reading config, target, data and checkpoint")
     errors: list[TrainerError] = []
-    out: dict[str, Any] = {"ok": False, "errors": [], "needs": None, "total_steps": None, "from_step": None}
+    unknown = dict.fromkeys(("needs", "total_steps", "from_step"))
+    out: dict[str, Any] = {"schema": 1, "kind": "check", "ok": False, "errors": [], **unknown}
     try:
         config = load_config(args.config, args.overrides, targets=args.targets, drafters=args.drafters)
         errors += gpus_missing(config)
