@@ -67,6 +67,9 @@ DeadlineOption = Annotated[
 _PATIENCE_S = 1.0
 _NAMED = 4
 
+#: Machines that could not be asked of which it is told why.
+_REASONS = 10
+
 
 def look_all(loaded: Inventory, jobs: Sequence[Job], *, deadline: float, quiet: bool = False) -> list[JobSeen]:
     """One pass over all jobs, in their order; meanwhile a terminal is shown what is known. `quiet`: it is not."""
@@ -158,6 +161,19 @@ def show(seen: Sequence[JobSeen], filters: Filters, *, order: str, jobs: Sequenc
         return
     out.print(table([(o.job.name, o.nodes, nodes or len(rows) == 1) for o in rows]))
     out.print(summary(rows, len(seen)), style="bright_black", markup=False)
+    _why_away(rows)
+
+
+def _why_away(rows: Sequence[JobSeen]) -> None:
+    """Why machines could not be asked, one line each, on standard error: the table has no room for it."""
+    from dflash_ops.contracts import State
+    from dflash_ops.view.text import clean
+
+    away = [(o.job.name, n) for o in rows for n in o.nodes if n.snapshot.state is State.UNREACHABLE]
+    for name, node in away[:_REASONS]:
+        print(f"{clean(name)} on {clean(node.host)}: {clean(node.snapshot.detail)[:300]}", file=sys.stderr)
+    if len(away) > _REASONS:
+        print(f"and {len(away) - _REASONS} more that could not be asked", file=sys.stderr)
 
 
 def show_errors(seen: Sequence[JobSeen]) -> None:

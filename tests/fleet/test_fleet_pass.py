@@ -180,7 +180,9 @@ def test_trouble_first_a_job_of_two_nodes_is_one_row_and_all_are_one_sentence(
     five: Fleet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["status", "--all"]) == 5
-    rows = table(capsys)
+    said = capsys.readouterr()
+    assert said.err == "dead on gpu: no route (host gpu)\n"
+    rows = [line.split() for line in said.out.splitlines()]
     assert [row[0] for row in rows] == ["job", "late", "dead", "main", "side", "big", "5"]
     assert rows[5][1:3] == ["2", "nodes"]
     assert " ".join(rows[-1]) == "5 jobs: 3 stepping, 1 crashed, 1 unreachable"
