@@ -144,8 +144,11 @@ class Job:
         if container.running:
             # brackets: the shell itself must not be met
             ours = "'[t]rain.py|[r]esident/|-m [t]rainer'"
-            script = f"tmux -L wire kill-server; tmux -L theirs kill-server; pkill -9 -f {ours}"
-            container.exec(["sh", "-c", f"{script}; while pgrep -f {ours} >&2; do sleep 0.05; done"])
+            # again and again: a guard that came before the signal has started another loop
+            script = (
+                f"tmux -L wire kill-server; tmux -L theirs kill-server; while pkill -9 -f {ours}; do sleep 0.05; done"
+            )
+            container.exec(["sh", "-c", script])
         shutil.rmtree(self.there, ignore_errors=True)
 
 

@@ -17,7 +17,7 @@ import pytest
 from resident_lab import SOON, Lab, wait_for
 from smi import Smi
 
-from dflash_ops.contracts import Snapshot, State, dumps, from_dict
+from dflash_ops.contracts import Snapshot, State, from_dict
 from dflash_ops.resident import daemon, proc
 
 Line = dict[str, Any]
@@ -62,21 +62,26 @@ class Follow:
 
 
 @pytest.fixture
-def follow(one: Lab) -> Iterator[Follow]:
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Smi:
+    """First in the PATH of all that is started, since `follow` may be the one that starts the loop."""
+    made = Smi(tmp_path / "bin", holders=[("GPU-1", os.getpid(), "60000", "python3")])
+    monkeypatch.setenv("PATH", f"{made.folder}:{os.environ['PATH']}")
+    return made
+
+
+@pytest.fixture
+def follow(one: Lab, smi: Smi) -> Iterator[Follow]:
     made = Follow(one)
     yield made
     made.close()
 
 
-def test_one_stream_tells_all_and_outlives_what_befalls_the_loop(one: Lab, follow: Follow, tmp_path: Path) -> None:
+def test_one_stream_tells_all_and_outlives_what_befalls_the_loop(one: Lab, follow: Follow, smi: Smi) -> None:
     nothing = follow.until(lambda _, s: True, "a line although nothing was ever started")
     assert (nothing.state, nothing.attempt) == (State.UNKNOWN, None)
     follow.young("and one more")
 
-    smi = Smi(tmp_path / "bin", holders=[("GPU-1", os.getpid(), "60000", "python3")])
-    path = {**os.environ, "PATH": f"{smi.folder}:{os.environ['PATH']}"}
-    answer = one.run("start", stdin=dumps(one.job()), env=path)
-    assert answer.rc == 0, answer
+    one.start()
     told = follow.until(lambda _, s: s.gpus and s.gpus[1].holders, "who holds the cards")
     assert [g.util for g in told.gpus] == [0.97, 0.97]
     assert [(h.worker, h.bytes) for h in told.gpus[1].holders or ()] == [(None, 60000 << 20)]
