@@ -256,9 +256,13 @@ class JobClient:
         options = ["--reason", reason, "--actor", actor, "--checkpoints", self.job.checkpoints]
         return self.ask("aside", *options, deadline=600.0)
 
-    def record(self, event: str, data: Mapping[str, Any], *, actor: str = "operator") -> dict[str, Any]:
+    def record(
+        self, event: str, data: Mapping[str, Any], *, actor: str = "operator", attempt: int | None = None
+    ) -> dict[str, Any]:
         """Write one event into the job's journal."""
-        return self.ask("record", "--event", event, "--actor", actor, stdin=json.dumps(data).encode() + b"\n")
+        options = ["--event", event, "--actor", actor]
+        options += ["--attempt", str(attempt)] if attempt is not None else []
+        return self.ask("record", *options, stdin=json.dumps(data).encode() + b"\n")
 
     def attempts(self) -> dict[str, Any]:
         return self.ask("attempts")

@@ -55,9 +55,8 @@ class Rebalance(Turning):
         if (begun := self._begun()) is not None and not self.asked.plan:
             return self._finish(begun)
         table = self.asked.plan or self.asked.auto
-        if self.asked.split is not None:
-            self._devices(self.asked.split)
-        if self.asked.split == self.now and not table:
+        chosen = self._devices(self.asked.split) if self.asked.split is not None else None
+        if chosen == self.devices and not table:
             return self._same()
         if not self.asked.plan:
             self.must_run()
@@ -67,7 +66,7 @@ class Rebalance(Turning):
         if self.asked.plan:
             self.result.outcome = "planned"
             if begun is not None:
-                self.note(f"{self.now} was begun by a rebalance that never measured it; {self.again()}")
+                self.note(f"{self.now} was begun by a rebalance that never measured it; {self.again(self.now)}")
             return self.result
         if self.asked.auto:
             self.judge_worth()
@@ -264,7 +263,7 @@ class Rebalance(Turning):
             "back": result.back,
             "inventory": result.inventory,
         }
-        self.client.record("rebalanced", data, actor=self.asked.actor)
+        self.client.record("rebalanced", data, actor=self.asked.actor, attempt=result.attempt)
 
     # -- going back
 

@@ -7,6 +7,7 @@ run's.
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,6 +44,9 @@ CHECK_S = 600.0
 
 #: Records whose pace is the one before: what the run did a day ago says little of it now.
 RECENT = 60
+
+#: Looks, and seconds between them, for a lease that somebody holds.
+LOOKS, AGAIN_S = 3, 2.0
 
 #: Seconds of a restart where no earlier one tells.
 RESTART_S = 300.0
@@ -258,6 +262,11 @@ class Looking(Operation):
         Raises:
             PreflightError: it does not. JobBusy: somebody else acts on it.
         """
+        for _ in range(LOOKS):
+            if self.said["lease"] is None:
+                break
+            time.sleep(AGAIN_S)  # a pass of the supervisor that only looks is over soon
+            self.said = self.pace()
         switch, lease = self.said["switch"], self.said["lease"]
         if switch is not None and switch["alive"]:
             raise JobBusy(

@@ -272,9 +272,9 @@ class Turning(Looking):
             if look.error:
                 stage.say(f"the link is lost ({look.error}); attempt {attempt} goes on, trying again")
 
-    def again(self) -> str:
+    def again(self, split: Split | None = None) -> str:
         """What to type for a split that runs and was not measured."""
-        split = self.result.asked or self.now
+        split = split or self.result.asked or self.now
         command = f"dflash-ops rebalance {self.job.name} --targets {split.targets} --drafters {split.drafters}"
         return f"measure it, and keep it or go back: {command}"
 
