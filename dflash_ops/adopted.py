@@ -64,7 +64,9 @@ class AdoptedClient(JobClient):
     def aside(self, *, reason: str = "", actor: str = "operator") -> dict[str, Any]:
         raise self._refused("aside")
 
-    def record(self, event: str, data: Mapping[str, Any], *, actor: str = "operator") -> dict[str, Any]:
+    def record(
+        self, event: str, data: Mapping[str, Any], *, actor: str = "operator", attempt: int | None = None
+    ) -> dict[str, Any]:
         raise self._refused("record")
 
     def _refused(self, what: str) -> UsageError:

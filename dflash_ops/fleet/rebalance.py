@@ -184,7 +184,9 @@ class Rebalance(Turning):
             raise PreflightError("what ran before is not written down whole: it cannot be gone back to", self.where, "")
         self.install()
         self.touched = "started"
-        first = min((int(r["step"]) for r in self.records if isinstance(r.get("step"), int)), default=0)
+        steps = [int(r["step"]) for r in self.records if isinstance(r.get("step"), int)]
+        # Where it has told nothing yet, the records are those of the attempt before: it went on from their last.
+        first = (min if self.result.measured_at == self.attempt else max)(steps, default=0)
         plan = settling(self.config, first, self.asked.settle, self.asked.measure)
         return self._conclude(
             self.attempt, plan, frm=frm, to=self.now, before_spec=from_dict(JobSpec, said["spec"], "job.json")
