@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 LOG_LINES = 400
 LOG_AGAIN_S = 5.0
 
+#: Characters of one line that are shown.
+LINE = 2000
+
 #: Seconds after which the screen no longer waits for an answer.
 LOG_S, TRIAGE_S = 30.0, 240.0
 
@@ -131,7 +134,8 @@ def plain(raw: bytes, pen: Pen) -> str:
     """One line of a log as text: no colours, no cursor movements, of a rewritten line what stood there last."""
     text = _ESCAPES.sub("", raw.decode("utf-8", "replace")).expandtabs(8)
     shown = [part for part in text.split("\r") if part.strip()]
-    return tame(shown[-1] if shown else "", pen)
+    line = shown[-1] if shown else ""
+    return tame(line[:LINE] + (f" ... {len(line) - LINE} characters more" if len(line) > LINE else ""), pen)
 
 
 def _tamed(line: Text, pen: Pen) -> Text:

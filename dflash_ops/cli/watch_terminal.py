@@ -204,7 +204,10 @@ class Terminal:
         """Ctrl-Z: the terminal is given back, this process stops, and takes it again when it goes on."""
         self._stop = False
         self._give()
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # Not SIGSTOP: where no shell could let it go on, the kernel leaves a TSTP alone.
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, self._on_stop)
         self._take()
 
     def _on_resize(self, number: int, frame: FrameType | None) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 DASH = "–"
 
 
 def duration(seconds: float | None) -> str:
-    """`4 s`, `12 min`, `3 h 05 min`, `2 d 4 h`; a negative one (clocks that differ) is `0 s`."""
-    if seconds is None:
+    """`4 s`, `12 min`, `3 h 05 min`, `2 d 4 h`; a negative one (clocks that differ) is `0 s`, no number a dash."""
+    if seconds is None or not math.isfinite(seconds):
         return DASH
     whole = int(max(0.0, seconds))
     if whole < 60:
@@ -21,7 +23,7 @@ def duration(seconds: float | None) -> str:
 
 def age(seconds: float | None) -> str:
     """How old the data is: `0.4 s`, then as `duration`."""
-    if seconds is None:
+    if seconds is None or not math.isfinite(seconds):
         return DASH
     return f"{max(0.0, seconds):.1f} s" if seconds < 10 else duration(seconds)
 

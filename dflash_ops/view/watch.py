@@ -14,7 +14,7 @@ from rich.text import Text
 
 from dflash_ops.view import watch_job, watch_jobs
 from dflash_ops.view.text import age, duration
-from dflash_ops.view.watch_draw import ASCII, DIM, UNICODE, Pen, cut, fitted, folded, tame
+from dflash_ops.view.watch_draw import ASCII, DIM, UNICODE, Pen, cut, fitted, folded, plainly, tame
 from dflash_ops.view.watch_fit import filled
 from dflash_ops.view.watch_seen import Link, Watched
 
@@ -85,7 +85,8 @@ def frame(jobs: Sequence[Watched], choice: Choice, width: int, height: int, pen:
         lines = watch_jobs.screen(jobs, choice.chosen, width, room, pen)
     else:
         lines = watch_job.screen(job, width, room, pen)
-    return [*filled(lines, width, room, pen), _foot(jobs, choice, width, pen)]
+    shown = [*filled(lines, width, room, pen), _foot(jobs, choice, width, pen)]
+    return [plainly(line) for line in shown] if pen.ascii else shown
 
 
 def _help(width: int, pen: Pen) -> list[Text]:

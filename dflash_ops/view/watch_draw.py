@@ -7,6 +7,7 @@ known is an empty bar and a dash; every character is one that terminals agree ab
 from __future__ import annotations
 
 import math
+import time
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -160,14 +161,6 @@ def percent(share: float | None, pen: Pen, width: int = 3) -> str:
     return number(100 * share if known and share is not None else None, 0, width, pen)
 
 
-def span(seconds: float | None, pen: Pen) -> str:
-    """A time as `duration` says it, eight wide, so that it never moves what stands behind it."""
-    from dflash_ops.view.text import duration
-
-    unknown = seconds is None or not math.isfinite(seconds)
-    return (pen.dash if unknown else duration(seconds)).ljust(10)
-
-
 def gib(count: float | None, pen: Pen) -> str:
     """Bytes in GiB, three wide (`118`), for cards; below 10 with one digit."""
     if count is None:
@@ -194,6 +187,24 @@ _WIDTHLESS = frozenset({"Mn", "Me", "Mc", "Cf"})
 @lru_cache(4096)
 def cells(text: str) -> int:
     return cell_len(text)
+
+
+def clock(t: float) -> str:
+    """The time of day by UTC, `19:37:30`; of one that no clock shows a dash."""
+    return time.strftime("%H:%M:%S", time.gmtime(t)) if 0 <= t < 1e11 else "-"
+
+
+def plainly(line: Text) -> Text:
+    """The line for a terminal without UTF-8, whatever came in from elsewhere."""
+    if line.plain.isascii():
+        return line
+    safe = "".join(_PLAIN.get(c, c if c.isascii() else "?" * cells(c)) for c in line.plain)
+    if len(safe) != len(line.plain):  # styles would slip
+        return Text(safe)
+    return Text(safe, style=line.style, spans=line.spans)
+
+
+_PLAIN = {"–": "-", "…": "~", "·": "-", "±": "~"}
 
 
 def cut(text: str, width: int, pen: Pen) -> str:

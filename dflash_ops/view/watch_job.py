@@ -14,7 +14,7 @@ from dflash_ops.view.nodes import WORST, NodeSeen
 from dflash_ops.view.status import STYLES, event_text, next_step
 from dflash_ops.view.text import age, duration, size
 from dflash_ops.view.watch_curves import curves
-from dflash_ops.view.watch_draw import DIM, Pen, bar, cut, fitted, folded, number, percent, tame
+from dflash_ops.view.watch_draw import DIM, Pen, bar, clock, cut, fitted, folded, number, percent, tame
 from dflash_ops.view.watch_fit import ALWAYS, Block, arrange, beside, block, filled
 from dflash_ops.view.watch_parts import gpus, workers
 from dflash_ops.view.watch_seen import ENDED, Watched
@@ -254,7 +254,7 @@ def deed_text(deed: str, now: float) -> str:
     if match is None:
         return deed
     node, year, day, clock, seconds = match.groups("")
-    today = time.strftime("%Y-%m-%d", time.gmtime(now)) == f"{year}-{day}"
+    today = 0 <= now < 1e11 and time.strftime("%Y-%m-%d", time.gmtime(now)) == f"{year}-{day}"
     return f"{node}{f'{clock}:{seconds}' if today else f'{day} {clock}'} {deed[match.end() :]}"
 
 
@@ -274,8 +274,7 @@ def _deeds(s: Snapshot, now: float, width: int, pen: Pen) -> Iterator[Block]:
 
 def _rest(s: Snapshot, now: float, width: int, pen: Pen) -> Iterator[Block]:
     if s.checkpoint is not None:
-        when = time.strftime("%H:%M:%S UTC", time.gmtime(s.checkpoint.t))
-        text = f"step {s.checkpoint.step}, {duration(now - s.checkpoint.t)} ago ({when})"
+        text = f"step {s.checkpoint.step}, {duration(now - s.checkpoint.t)} ago ({clock(s.checkpoint.t)} UTC)"
         yield block((47, [row("saved", text)]))
     if s.session is not None and not s.session.alive and s.state not in ENDED:
         gone = f"{tame(s.session.name, pen)} is gone (the trainer does not need it)"

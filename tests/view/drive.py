@@ -124,14 +124,17 @@ def inventory(folder: Path, socket: str, names: Sequence[str], **more: str) -> P
     (source / "train.py").write_text(TRAINER)
     jobs = {
         name: {
-            "host": "here", "root": str(folder / name), "session": name, "socket": socket, "source": str(source),
-            "command": [PYTHON, "{release}/train.py"], "progress": PROGRESS, "env": {"HERE": "{root}"}, "grace_s": 5,
+            "host": f"host-{name}", "root": str(folder / name), "session": name, "socket": socket,
+            "source": str(source), "command": [PYTHON, "{release}/train.py"], "progress": PROGRESS,
+            "env": {"HERE": "{root}"}, "grace_s": 5,
             "policy": {"mode": "observe"}, **more,
         }
         for name in names
     }  # fmt: skip
     path = folder / "inventory.toml"
-    path.write_text(dump_toml({"schema": 1, "hosts": {"here": {"kind": "local", "python": PYTHON}}, "jobs": jobs}))
+    # A host each, so that they are deployed side by side.
+    hosts = {f"host-{name}": {"kind": "local", "python": PYTHON} for name in names}
+    path.write_text(dump_toml({"schema": 1, "hosts": hosts, "jobs": jobs}))
     return path
 
 

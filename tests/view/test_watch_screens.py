@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import screens
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from screens import FOLDER, NOW, SCENES, STEPPING, Scene, one
 from vt import Screen
 
-from dflash_ops.contracts import GpuInfo, State, WorkerShares
+from dflash_ops.contracts import Event, GpuInfo, Snapshot, State, WorkerShares
 from dflash_ops.view.paint import Painter
-from dflash_ops.view.watch import ASCII, UNICODE, Choice, Place, frame
+from dflash_ops.view.watch import ASCII, UNICODE, Choice, Pen, Place, frame
 from dflash_ops.view.watch_draw import bar, number, sparkline, stacked, tame
 
 
@@ -146,3 +146,19 @@ def test_how_old_it_is_is_said_once_it_is_old() -> None:
     foot = [Scene(lambda j=j: [j]).text().splitlines()[-1] for j in (fresh, old)]  # type: ignore[misc]
     assert foot[0].endswith("live")
     assert foot[1].endswith("seen 20 s ago")
+
+
+EVENT = st.builds(Event, data=st.dictionaries(st.text(max_size=4), st.text() | st.floats() | st.none(), max_size=3))
+ANY = st.builds(Snapshot, **{f.name: ... for f in fields(Snapshot)} | {"last_event": st.none() | EVENT})
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(ANY, st.sampled_from([(80, 24), (200, 60), (40, 10), (17, 5)]), st.sampled_from([UNICODE, ASCII]), st.booleans())
+def test_whatever_a_snapshot_says_the_screen_stands(s: Snapshot, size: tuple[int, int], pen: Pen, single: bool) -> None:
+    """Not-a-number, infinities, negative times, empty names, odd characters."""
+    jobs = [one(s)] if single else [one(s), one(STEPPING)]
+    lines = frame(jobs, Choice(Place.JOB if single else Place.JOBS), *size, pen)
+    assert [cell_len(line.plain) for line in lines] == [size[0]] * size[1]
+    for line in lines:
+        assert all(c.isprintable() for c in line.plain)
+        assert not pen.ascii or line.plain.isascii(), line.plain

@@ -59,30 +59,25 @@ def test_the_terminal_is_given_back_however_it_ends(tmp_path: Path, tmux: drive.
     """q, Ctrl-C, TERM, and a fault of ours in the middle; nothing was deployed, which is no error."""
     path = drive.inventory(tmp_path, "dflash-test-none", ("one",))
 
-    def watched(name: str, env: str = "") -> drive.Pane:
-        pane = tmux.watch(tmp_path, name, 80, 24, "-i", str(path), env=env)
-        drive.until([pane], "unknown", "dflash-ops deploy one", "q quit")
-        return pane
-
-    keys = watched("keys")
-    keys.press("q")
-    drive.until([keys], "as before, code 0", "one  unknown")
-    interrupt = watched("interrupt")
-    interrupt.press("C-c")
-    drive.until([interrupt], "as before, code 130", "interrupted")
-    term = watched("term")
-    os.kill(term.child(), signal.SIGTERM)
-    drive.until([term], "as before, code 143")
     (tmp_path / "sitecustomize.py").write_text(
         "import sys, threading, time\n"
         "def late():\n"
-        "    time.sleep(1.5)\n"
+        "    time.sleep(3)\n"
         "    import dflash_ops.cli.watch as m\n"
         "    m.frame = None\n"
         "if 'status' in sys.argv: threading.Thread(target=late, daemon=True).start()\n"
     )
+    names = ("keys", "interrupt", "term")
+    keys, interrupt, term = (tmux.watch(tmp_path, name, 80, 24, "-i", str(path)) for name in names)
     broken = tmux.watch(tmp_path, "broken", 80, 24, "-i", str(path), env=f"PYTHONPATH={tmp_path}:{drive.REPO}")
     broken.faults = True
+    drive.until([keys, interrupt, term], "unknown", "dflash-ops deploy one", "q quit")
+    keys.press("q")
+    interrupt.press("C-c")
+    os.kill(term.child(), signal.SIGTERM)
+    drive.until([keys], "as before, code 0", "one  unknown")
+    drive.until([interrupt], "as before, code 130", "interrupted")
+    drive.until([term], "as before, code 143")
     drive.until([broken], "as before, code 1", "unexpected TypeError")
     for pane in (keys, interrupt, term, broken):
         raw = pane.raw.read_bytes()
