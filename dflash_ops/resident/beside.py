@@ -1,7 +1,7 @@
 """A command that runs beside the loop: begun, read when it has ended, never waited for.
 
-The rule here: nothing here blocks. A command that takes too long is killed; one that cannot even be killed (a driver
-in uninterruptible sleep) is left alone, and no other is begun while it is there.
+The rule here: nothing here blocks. A command that takes too long is killed, and so is one whose loop was killed; one
+that cannot even be killed (a driver in uninterruptible sleep) is left alone, and no other is begun while it is there.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 #: Bytes of an answer at most; who says more is killed.
 MOST = 1 << 18
@@ -66,6 +68,7 @@ class Beside:
                 stderr=subprocess.STDOUT,  # nvidia-smi tells its faults on either
                 cwd="/",
                 start_new_session=True,
+                preexec_fn=_die_with(os.getpid()),
             )
         except OSError as error:
             return Answer(None, "", f"cannot be run: {error.strerror}")
@@ -119,3 +122,28 @@ class Beside:
         assert process.stdout is not None
         process.stdout.close()
         self._process = None
+
+
+@cache
+def _libc() -> Any:
+    """The C library; None where Python comes without ctypes: then a command may outlive a loop that was killed."""
+    try:
+        import ctypes
+
+        return ctypes.CDLL(None)
+    except (ImportError, OSError):
+        return None
+
+
+def _die_with(parent: int) -> Callable[[], None] | None:
+    """In the child, before its exec: the kernel kills it when `parent` ends (PR_SET_PDEATHSIG)."""
+    libc = _libc()  # here: between fork and exec nothing is loaded any more
+    if libc is None:
+        return None
+
+    def ask() -> None:
+        libc.prctl(1, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask

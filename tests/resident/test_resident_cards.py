@@ -269,3 +269,21 @@ def test_it_is_asked_every_few_seconds_where_somebody_watches_else_seldom(smi: S
     clock.now += cards.SELDOM_S
     asker.look(None, often=False)
     assert asker._beside.pid is not None
+
+
+def test_a_loop_that_is_killed_leaves_no_question_behind(smi: Smi) -> None:
+    smi.does = "hang"
+    smi.write()
+    code = (
+        "import sys, time\nfrom dflash_ops.resident.beside import Beside\nbeside = Beside(60)\n"
+        "assert beside.begin([sys.argv[1], '--query-gpu=index']) is None\nprint(beside.pid, flush=True)\ntime.sleep(60)"
+    )
+    loop = subprocess.Popen([sys.executable, "-c", code, str(smi.program)], stdout=subprocess.PIPE)
+    assert loop.stdout is not None
+    asked = proc.of(int(loop.stdout.readline()))
+    loop.kill()
+    loop.wait()
+    end = time.monotonic() + 10
+    while proc.alive(asked):
+        assert time.monotonic() < end
+        time.sleep(0.02)
