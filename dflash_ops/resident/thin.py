@@ -73,7 +73,9 @@ class _Point:
         if self.cut:
             out["cut"] = True
         for key, (count, total, least, most) in self.numbers.items():
-            out[key] = [_short(total / count), _short(least), _short(most)]
+            # a sum of numbers at a double's edge may be none any more
+            mean = total / count if math.isfinite(total) else least / 2 + most / 2
+            out[key] = [_short(mean), _short(least), _short(most)]
         if self.workers:
             out["workers"] = {
                 name: [_short(value / sums[0]) for value in sums[1:]] for name, sums in self.workers.items() if sums[0]
@@ -82,7 +84,7 @@ class _Point:
 
 
 def _short(value: float) -> float:
-    return float(f"{value:.5g}")
+    return min(max(float(f"{value:.5g}"), -1.79e308), 1.79e308)
 
 
 class Thin:
@@ -115,7 +117,7 @@ class Thin:
 
     def add(self, record: Mapping[str, Any]) -> None:
         """One line; what has no step tells nothing."""
-        step, t, life = _whole(record.get("step")), _number(record.get("t")), _whole(record.get("life")) or 0
+        step, t, life = _whole(record.get("step")), _time(record.get("t")), _whole(record.get("life")) or 0
         if step is None:
             self.bad_lines += 1
             return
@@ -183,7 +185,7 @@ class Thin:
                 continue
             sums = point.workers.setdefault(name, [0.0] * (1 + len(SHARES)))
             values = [_number(shares.get(share)) for share in SHARES]
-            if None not in values:
+            if all(value is not None and 0.0 <= value <= 1.0 for value in values):
                 sums[0] += 1
                 for at, value in enumerate(values, 1):
                     sums[at] += value or 0.0
@@ -246,6 +248,12 @@ def _number(value: Any) -> float | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return float(value) if -(10**300) < value < 10**300 else None
     return None
+
+
+def _time(value: Any) -> float | None:
+    """Seconds since the epoch, of a clock that can be meant."""
+    t = _number(value)
+    return t if t is not None and 0.0 <= t < 1e11 else None
 
 
 def _whole(value: Any) -> int | None:

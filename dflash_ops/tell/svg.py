@@ -16,6 +16,9 @@ LEFT, RIGHT, TOP, BOTTOM = 62.0, 12.0, 20.0, 26.0
 #: Numbers beyond are drawn as this one: differences of larger ones are no numbers any more.
 _FAR = 1e150
 
+#: Numbers that are nearer to each other are drawn as one: nothing may be divided by their difference.
+_NEAR = 1e-200
+
 #: Marks of one kind that are drawn in one chart; of more, evenly chosen ones.
 _MARKS = 120
 
@@ -53,8 +56,8 @@ class Scale:
 
     def __init__(self, low: float, high: float, begin: float, end: float) -> None:
         low, high = max(low, -_FAR), min(high, _FAR)
-        if not high > low:
-            pad = abs(low) * 0.05 or 1.0
+        if high - low < _NEAR:
+            pad = max(abs(low) * 0.05, _NEAR) if abs(low) > _NEAR else 1.0
             low, high = low - pad, high + pad
         self.low, self.high, self._begin = low, high, begin
         self._factor = (end - begin) / (high - low)
@@ -66,7 +69,7 @@ class Scale:
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Round numbers from `low` to `high`."""
     span = high - low
-    if not (math.isfinite(span) and span > 0):
+    if not _NEAR <= span < math.inf:
         return [low]
     raw = span / about
     power = 10.0 ** math.floor(math.log10(raw))

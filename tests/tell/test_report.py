@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
@@ -253,6 +254,26 @@ def test_what_looks_like_a_secret(text: str, kept: str) -> None:
 def test_secrets_are_looked_for_in_time_that_grows_with_the_text_only() -> None:
     for piece in ("a", "token", "token ", "sk-", "secret=", '"', 'api_key" '):
         assert len(cleared(piece * 200_000)) > 10  # a search that grows faster would take hours
+
+
+def test_lines_of_any_kind_make_a_report(root: Root, capsys: pytest.CaptureFixture[str]) -> None:
+    """Numbers at the edges of a double, other types, clocks that jump: always a page, always JSON."""
+    dice = random.Random(5)
+    odd = [None, True, "x", [], {}, -1, 0, 1, 10**400, 1e308, -1e308, math.nan, math.inf, 5e-324, 2**60, "\ud800"]
+
+    def value() -> Any:
+        return dice.choice(odd) if dice.random() < 0.6 else dice.uniform(-10, 10)
+
+    for number in range(1, 16):
+        lines = []
+        for _ in range(dice.randint(0, 150)):
+            line = {k: value() for k in ("t", "life", "loss", "tau", "lr", "rate", "samples") if dice.random() < 0.7}
+            line["step"] = value() if dice.random() < 0.2 else dice.randint(0, 500)
+            line["workers"] = dice.choice([value(), {"w": {s: value() for s in ("wait", "compute", "copy", "sync")}}])
+            lines.append(line)
+        root.attempt(number, lines)
+    _, text = made(root.history(capsys, "--all", "--points", "20"))
+    assert len(pictures(text)) >= 5
 
 
 def test_many_lines_become_few_points_in_bounded_memory() -> None:
