@@ -51,7 +51,7 @@ def watched(job: Job, looks: Sequence[Look], now: float) -> Watched:
     Args:
         looks: one for each machine of the job. now: this machine's clock, since the epoch.
     """
-    nodes, lost = [], [look for look in looks if _lost(look)]
+    nodes, lost = [], [(rank, look) for rank, look in enumerate(looks) if _lost(look)]
     heard = any(look.seen is not None for look in looks)
     for rank, (part, look) in enumerate(zip(job.parts, looks, strict=True)):
         seen = look.seen
@@ -60,12 +60,13 @@ def watched(job: Job, looks: Sequence[Look], now: float) -> Watched:
         seen = look.state(job.name, now) if seen is None else seen
         at = seen.snapshot.t + look.age_s if look.age_s is not None else seen.now
         node = NodeSeen(rank, part.host, part.root, seen.snapshot, at, seen.deployed)
-        missing = now - (look.lost_since or now) if look in lost and look.seen is not None else None
+        missing = now - (look.lost_since or now) if _lost(look) and look.seen is not None else None
         nodes.append(node if missing is None else blind(node, missing))
     link = Link()
     if lost:
-        first = min(lost, key=lambda look: look.lost_since or now)
-        link = Link(now - (first.lost_since or now), max(look.tries for look in lost), first.error)
+        rank, first = min(lost, key=lambda item: item[1].lost_since or now)
+        why = f"node {rank}: {first.error}" if job.nodes else first.error
+        link = Link(now - (first.lost_since or now), max(look.tries for _, look in lost), why)
     return Watched(job.name, ", ".join(job.hosts), tuple(nodes), bool(job.nodes), link)
 
 

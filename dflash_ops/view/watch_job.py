@@ -160,7 +160,9 @@ def _cut_one(lines: Sequence[Text], who: str, s: Snapshot, width: int, pen: Pen)
 def _stages(s: Snapshot, width: int, pen: Pen) -> Iterator[Block]:
     """What comes before the first step: a bar each, as far as it is."""
     stepping = s.progress is not None and s.progress.step is not None
-    if s.stage is None or s.state in (State.FINISHED, State.STOPPED) or (stepping and s.stage.name == "stepping"):
+    # A save among the steps comes and goes with every checkpoint; only one that hangs is worth a line.
+    quiet = ("stepping", "saving") if s.state is State.STEPPING else ("stepping",)
+    if s.stage is None or s.state in (State.FINISHED, State.STOPPED) or (stepping and s.stage.name in quiet):
         return
     k, n = s.stage.k, s.stage.n
     share = k / n if k is not None and n else None

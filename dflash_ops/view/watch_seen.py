@@ -81,8 +81,12 @@ class Watched:
 
     @property
     def gpus_note(self) -> str:
-        notes = {n.snapshot.gpus_note: n.label for n in self.nodes if n.snapshot.gpus_note}
-        return "; ".join(f"{label}: {note}" if self.several else note for note, label in notes.items())
+        notes: dict[str, list[str]] = {}
+        for n in self.nodes:
+            if n.snapshot.gpus_note:
+                notes.setdefault(n.snapshot.gpus_note, []).append(n.label)
+        all_alike = len(notes) == 1 and len(next(iter(notes.values()))) == len(self.nodes)
+        return "; ".join(note if all_alike else f"{', '.join(where)}: {note}" for note, where in notes.items())
 
 
 def blind(node: NodeSeen, lost_s: float) -> NodeSeen:

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from screens import FOLDER, NOW, SCENES, STEPPING, Scene, one
 from vt import Screen
 
-from dflash_ops.contracts import Event, GpuInfo, Snapshot, State, WorkerShares
+from dflash_ops.contracts import Event, GpuInfo, Snapshot, StageInfo, State, WorkerShares
 from dflash_ops.view.paint import Painter
 from dflash_ops.view.watch import ASCII, UNICODE, Choice, Pen, Place, frame
 from dflash_ops.view.watch_draw import bar, number, sparkline, stacked, tame
@@ -137,6 +137,13 @@ def test_a_card_without_numbers_is_na_and_never_zero() -> None:
     assert row.split()[2:] == ["NA", "NA/NA", "NA", "NA/NA", "NA"]
     note = replace(STEPPING, gpus=(), gpus_note="nvidia-smi is not installed", workers={})
     assert "nvidia-smi is not installed" in Scene(lambda: [one(note)]).text()
+
+
+def test_a_save_among_the_steps_moves_nothing() -> None:
+    saving = replace(STEPPING, stage=StageInfo("saving", 0, 1, "step-320"), detail="saving at step 320 of 500")
+    assert Scene(lambda: [one(saving)]).text() == Scene(lambda: [one(STEPPING)]).text()
+    hung = Scene(lambda: [one(replace(saving, state=State.HUNG))]).text()
+    assert "saving" in hung and "0 of 1" in hung
 
 
 def test_how_old_it_is_is_said_once_it_is_old() -> None:
