@@ -185,6 +185,7 @@ def measure(given: argparse.Namespace, root: Path) -> dict[str, Any]:
         for system in systems:
             system.start()
             wait_until(system, 20)
+        time.sleep(given.settle)
         found: dict[str, Any] = {"cost": cost(ours, plain, given.seconds)}
         crashes, ranks, drafters = [], [], []
         for _ in range(given.rounds):
@@ -241,6 +242,9 @@ def say(found: dict[str, Any]) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=120.0, help="over which the cost is measured")
+    parser.add_argument(
+        "--settle", type=float, default=45.0, help="before that: a finding's first note is a pass, then none in an hour"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="crashes of each")
     parser.add_argument("--json", action="store_true", help="the last line is a JSON object")
     given = parser.parse_args()
