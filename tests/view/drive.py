@@ -138,7 +138,7 @@ def inventory(folder: Path, socket: str, names: Sequence[str], **more: str) -> P
     return path
 
 
-def until(panes: Sequence[Pane], *words: str, seconds: float = 30.0, without: str = "\0") -> None:
+def until(panes: Sequence[Pane], *words: str, seconds: float = 60.0, without: str = "\0") -> None:
     """Look at all panes until each shows all the words."""
     end = time.monotonic() + seconds
     left = list(panes)
@@ -253,10 +253,10 @@ def drive(folder: Path, tmux: Tmux, path: Path, seconds: float) -> list[Counted]
         until(panes, "2 jobs")
         if time.monotonic() - began > seconds:
             break
-    both(panes, lambda pane: pane.press("q"))
-    until(panes, "as before, code 0", "one  stepping", "two  stepping")
     for pane, one in zip(panes, found, strict=True):
         one.looked, one.blank = pane.looked, pane.blank
+    both(panes, lambda pane: pane.press("q"))
+    until(panes, "as before, code 0", "one  stepping", "two  stepping")
     return found
 
 
