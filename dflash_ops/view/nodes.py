@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from dflash_ops.contracts import Progress, Snapshot, State
 from dflash_ops.view.status import STYLES, job_json, line, render
 from dflash_ops.view.text import DASH, clean, duration, fixed, ktok
+
+if TYPE_CHECKING:  # `--json` draws nothing: rich is imported by what does
+    from rich.console import RenderableType
+    from rich.table import Table
 
 #: From the worst to the best. Stopped stands before what lives: a node that stopped alone is one that is missing.
 WORST = (
@@ -108,6 +108,9 @@ def _first_error(nodes: Sequence[NodeSeen], voice: NodeSeen) -> Any:
 
 def render_nodes(nodes: Sequence[NodeSeen], width: int = 80) -> RenderableType:
     """The screen of a job of several nodes: the job as a whole, then a line for each node."""
+    from rich.console import Group
+    from rich.text import Text
+
     whole = joined(nodes)
     parts: list[RenderableType] = [render(replace(whole.snapshot, workers={}, session=None), whole.now, width)]
     parts.append(table(nodes))
@@ -118,6 +121,9 @@ def render_nodes(nodes: Sequence[NodeSeen], width: int = 80) -> RenderableType:
 
 def table(nodes: Sequence[NodeSeen]) -> Table:
     """One line a node."""
+    from rich.table import Table
+    from rich.text import Text
+
     grid = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
     for head in ("node", "host", "state", "since"):
         grid.add_column(head, no_wrap=True, overflow="ellipsis")

@@ -10,15 +10,16 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from dflash_ops.contracts import Event, Progress, Snapshot, State, WorkerShares, dumps
 from dflash_ops.contracts.snapshot import FRESH_S
 from dflash_ops.view.text import DASH, age, bar, clean, duration, fixed, ktok, percent
+
+if TYPE_CHECKING:  # `--json` draws nothing: rich is imported by what does
+    from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
 
 #: Mark and colour of each state; the word itself always stands beside.
 STYLES: Mapping[State, tuple[str, str]] = {
@@ -48,6 +49,9 @@ def attach_argv(name: str, socket: str) -> list[str]:
 
 def render(snapshot: Snapshot, now: float, width: int = 80) -> RenderableType:
     """The whole screen for one job; fits 80x24 up to nine workers."""
+    from rich.console import Group
+    from rich.table import Table
+
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(width=_LABEL, style="bright_black", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -61,6 +65,8 @@ def render(snapshot: Snapshot, now: float, width: int = 80) -> RenderableType:
 
 
 def _headline(s: Snapshot, now: float) -> Text:
+    from rich.text import Text
+
     mark, style = STYLES[s.state]
     text = Text.assemble((clean(s.job), "bold"), "  ", (f"{mark} {s.state.value}", style))
     text.append(f"  since {duration(now - s.since)}")
@@ -77,6 +83,8 @@ def _said_below(s: Snapshot) -> bool:
 
 
 def _rows(s: Snapshot, now: float, space: int) -> list[tuple[str, RenderableType]]:
+    from rich.text import Text
+
     rows: list[tuple[str, RenderableType]] = []
     p = s.progress
     # Of a job that has ended well its last stage tells nothing; of one that crashed, where it was.
@@ -133,6 +141,8 @@ def next_step(s: Snapshot) -> str | None:
 
 
 def _step(p: Progress, space: int, *, over: bool) -> Text:
+    from rich.text import Text
+
     if p.step is None:
         return Text(DASH)
     if not p.total:
@@ -152,6 +162,8 @@ def _bundled(p: Progress) -> bool:
 
 
 def _numbers(p: Progress) -> Text:
+    from rich.text import Text
+
     known = {"loss": fixed(p.loss, 4), "acc": percent(p.acc), "tau": fixed(p.tau, 2)}
     parts = [(k, v) for k, v in known.items() if v != DASH or _bundled(p)]
     if p.epoch is not None:
@@ -162,6 +174,8 @@ def _numbers(p: Progress) -> Text:
 
 
 def _rate(p: Progress) -> Text:
+    from rich.text import Text
+
     if p.rate is not None and p.block_tok_s is None:
         return Text(f"{p.rate:g} (as the trainer says)")
     if not _bundled(p):
@@ -170,6 +184,8 @@ def _rate(p: Progress) -> Text:
 
 
 def _session(s: Snapshot) -> Text:
+    from rich.text import Text
+
     assert s.session is not None
     if not s.session.alive:
         return Text(f"{clean(s.session.name)} is gone (the trainer does not need it)", "yellow")
@@ -177,6 +193,8 @@ def _session(s: Snapshot) -> Text:
 
 
 def _seen(s: Snapshot, now: float) -> Text:
+    from rich.text import Text
+
     old = now - s.t
     text = Text(f"{age(old)} ago", "yellow" if old > FRESH_S else "")
     if s.resident is not None and not s.resident.alive:
@@ -185,6 +203,8 @@ def _seen(s: Snapshot, now: float) -> Text:
 
 
 def _workers(workers: Mapping[str, WorkerShares], width: int) -> Table:
+    from rich.table import Table
+
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bright_black", pad_edge=False)
     table.add_column("worker", min_width=_LABEL, no_wrap=True, overflow="ellipsis")
     table.add_column("busy", no_wrap=True)
@@ -200,6 +220,8 @@ def _workers(workers: Mapping[str, WorkerShares], width: int) -> Table:
 
 def _share_bar(values: Sequence[float | None], cells: int) -> Text:
     """Parts side by side; each ends where the sum so far says, so that rounding never makes the bar too long."""
+    from rich.text import Text
+
     text, at, total = Text(), 0, 0.0
     for value, (_, mark, style) in zip(values, SHARES, strict=True):
         total += value or 0.0
@@ -265,6 +287,9 @@ class Row:
 
 def table(rows: Sequence[Row]) -> Table:
     """Many jobs, one line each."""
+    from rich.table import Table
+    from rich.text import Text
+
     grid = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
     for head in ("job", "host", "state", "since"):
         grid.add_column(head, no_wrap=True, overflow="ellipsis")

@@ -74,6 +74,19 @@ def test_help_imports_no_command_and_nothing_heavy() -> None:
     assert done.stdout.rstrip().endswith("LOADED []"), done.stdout + done.stderr
 
 
+def test_status_with_json_draws_nothing_and_imports_nothing_to_draw_or_to_travel_with(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.toml"
+    path.write_text(f'[hosts.h]\nkind = "local"\n[jobs.a]\nhost = "h"\nroot = "{tmp_path}/r"\ncommand = ["true"]\n')
+    code = (
+        f"import sys\nfrom dflash_ops.cli.main import run\nrun(['status', '--json', '-i', {str(path)!r}])\n"
+        "heavy = {'rich', 'paramiko', 'libtmux', 'torch', 'transformers', 'asyncio'}\n"
+        "print('LOADED', sorted(heavy & set(sys.modules)))\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env)
+    assert done.stdout.rstrip().endswith("LOADED []"), done.stdout + done.stderr
+
+
 def test_every_command_of_the_table_that_exists_shows_its_help() -> None:
     for entry in frame.COMMANDS.values():
         if (REPO / "dflash_ops" / "cli" / f"{entry.module}.py").exists():

@@ -14,6 +14,9 @@ import pytest
 
 from dflash_ops.cli.common import colours, is_plain
 from dflash_ops.cli.main import run
+from dflash_ops.contracts.layout import Layout
+from dflash_ops.errors import UsageError
+from dflash_ops.resident import logs, rollback
 from trainer.cli import main as trainer_main
 
 REPO = Path(__file__).resolve().parents[2]
@@ -55,6 +58,18 @@ def test_a_wrong_name_is_answered_with_the_nearest(
 ) -> None:
     assert run(args) == 2
     assert said in capsys.readouterr().err
+
+
+def test_workers_and_releases_too(tmp_path: Path) -> None:
+    """Told where they are known: beside the job."""
+    layout = Layout(tmp_path)
+    (layout.attempt(1).logs).mkdir(parents=True)
+    (layout.attempt(1).logs / "target0.log").touch()
+    layout.release("0123456789ab").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"no worker 'traget0'; did you mean 'target0'\?"):
+        logs.main(["--root", str(tmp_path), "--worker", "traget0"])
+    with pytest.raises(UsageError, match=r"begin with '0123456798'; did you mean '0123456789ab'\?"):
+        rollback.choose(layout, {"release": "0123456798"})
 
 
 def test_the_trainers_commands_and_options_too(capsys: pytest.CaptureFixture[str]) -> None:
