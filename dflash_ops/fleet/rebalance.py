@@ -52,8 +52,10 @@ class Rebalance(Turning):
     def _run(self) -> Result:
         choice.refuse_job(self.job)
         self.look()
-        if (begun := self._begun()) is not None and not self.asked.plan:
-            return self._finish(begun)
+        if (begun := self._begun()) is not None:
+            if not self.asked.plan:
+                return self._finish(begun)
+            self.note(f"{self.now} was begun by a rebalance that never measured it; {self.again(self.now)}")
         table = self.asked.plan or self.asked.auto
         chosen = self._devices(self.asked.split) if self.asked.split is not None else None
         if chosen == self.devices and not table:
@@ -65,8 +67,6 @@ class Rebalance(Turning):
             self.model(self.memory())
         if self.asked.plan:
             self.result.outcome = "planned"
-            if begun is not None:
-                self.note(f"{self.now} was begun by a rebalance that never measured it; {self.again(self.now)}")
             return self.result
         if self.asked.auto:
             self.judge_worth()

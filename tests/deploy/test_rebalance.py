@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from conftest import Toy
 
 PYTHON = os.path.realpath(sys.executable)
+pytestmark = pytest.mark.timeout(400)
+
 TABLES = {
     "target": {"path": "target"},
     "drafter": {"mask_token_id": 3},
@@ -39,7 +41,7 @@ def job(toy: Toy) -> Toy:
 def running(job: Toy, steps: int = 16) -> None:
     """Deployed, and so many steps on its way."""
     assert job.ops("deploy").code == 0
-    job.until(lambda s: (s["progress"] or {}).get("step", 0) >= steps)
+    job.until(lambda s: (s["progress"] or {}).get("step", 0) >= steps, 60)
 
 
 def rebalance(job: Toy, targets: int, drafters: int, *more: str) -> Any:
@@ -124,13 +126,13 @@ def test_what_is_slower_or_fails_is_taken_back(job: Toy) -> None:
     saved = ends(job)
     assert [e["split"] for e in saved] == ["1+1", "2+1"]
     assert saved[1]["batches"] > saved[0]["batches"]
-    job.until(lambda s: s["attempt"] == 3 and s["progress"]["step"] > saved[1]["step"])  # nothing is trained twice
+    job.until(lambda s: s["attempt"] == 3 and s["progress"]["step"] > saved[1]["step"], 60)  # nothing is trained twice
 
     crashed = rebalance(job, 1, 2)
     assert crashed.code == 1
     assert (crashed.json["outcome"], crashed.json["back"]) == ("went_back", 5)
     assert "RuntimeError: no such split" in crashed.err
-    job.until(lambda s: s["attempt"] == 5 and s["state"] == "stepping")
+    job.until(lambda s: s["attempt"] == 5 and s["state"] == "stepping", 60)
 
     names = {p.name for p in (job.root / "checkpoints").iterdir()}
     lost = job.ops("rebalance", "--targets", "2", "--drafters", "2", "--devices", "cpu,cpu,cpu,cpu", "--json")
@@ -152,12 +154,13 @@ def test_what_is_slower_or_fails_is_taken_back(job: Toy) -> None:
 
 
 def test_a_command_that_went_away_is_finished_by_the_next(job: Toy) -> None:
-    running(job)
+    running(job, 80)  # so many that the intervals of two splits do not overlap
     job.root.joinpath("slow_stop").write_text("2")
     process = job.spawn("rebalance", "--auto", "--devices", "cpu,cpu,cpu")  # which goes to 2+1
     end = time.monotonic() + 60
     while not told(job, "rebalancing"):
         assert time.monotonic() < end
+        assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)  # while the job is being stopped: that goes on by itself
     assert process.wait(30) == 130
@@ -165,7 +168,7 @@ def test_a_command_that_went_away_is_finished_by_the_next(job: Toy) -> None:
     said = process.stderr.read()
     assert "goes on by itself" in said
     assert "--targets 2 --drafters 1" in said
-    job.until(lambda s: s["attempt"] == 2 and s["state"] == "stepping")
+    job.until(lambda s: s["attempt"] == 2 and s["state"] == "stepping", 60)
     assert devices(job)[0] == 'target_devices = ["cpu"]'  # not measured, not written
     assert "never measured" in job.ops("rebalance", "--plan").err
     again = rebalance(job, 2, 1)

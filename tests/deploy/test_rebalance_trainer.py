@@ -17,7 +17,7 @@ from trainer.cli import main as trainer
 if TYPE_CHECKING:
     from conftest import Toy
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def records(toy: Toy, attempt: int) -> list[dict[str, Any]]:
@@ -40,7 +40,7 @@ def test_the_training_goes_on_where_it_was(toy: Toy, capfd: pytest.CaptureFixtur
     drop = dict.fromkeys(("source", "command", "progress"))
     toy.write(**drop, trainer=trainer_table, interpreter=sys.executable, env={"OMP_NUM_THREADS": "1"}, watch_s=120)
     assert toy.ops("deploy").code == 0
-    toy.until(lambda s: (s["progress"] or {}).get("step", 0) >= 150, 90)
+    toy.until(lambda s: (s["progress"] or {}).get("step", 0) >= 150, 180)
 
     # On 2 cores a second target is no gain: only what becomes of the training is looked at here.
     done = toy.ops("rebalance", "--targets", "2", "--drafters", "1", "--devices", "cpu,cpu,cpu", "--no-back", "--json")
