@@ -6,7 +6,8 @@
 Every worker is a process of its own; each stage sleeps (benchmarks/slow_stages) for far longer than it computes, so
 that 6 workers on 2 cores behave like 6 devices. Stage times are measured at `--from` alone, by the records of that run;
 all other splits are predicted from them, then run. `--real`: nothing sleeps, 1+1 only: two cores cannot tell the truth
-about more workers. Measured is the median round: other work on the machine may hold one up for seconds.
+about more workers. Measured is the median round (other work on the machine may hold one up for seconds); with `--real`
+the mean, of the very run that the stages were measured in.
 """
 # ruff: noqa: E402
 
@@ -42,7 +43,8 @@ def run(split: Split, rounds: int, stages: dict[str, float]) -> tuple[list[dict[
     with tempfile.TemporaryDirectory(prefix="dflash-bench-") as name:
         root = Path(name)
         config = write_config(
-            root, samples=256, length=32, train={"anchors": 4, **settings}, checkpoint={"every": 10**6},
+            root, samples=256, length=32 if stages else 256, drafter={"layers": 1 if stages else 3},
+            train={"anchors": 4 if stages else 32, **settings}, checkpoint={"every": 10**6},
             workers={"target_devices": ["cpu"] * split.targets, "drafter_devices": ["cpu"] * split.drafters},
         )  # fmt: skip
         launcher = Launcher(root, config, 1, slow=stages)
@@ -90,6 +92,8 @@ def main() -> int:
         found, played = predict(rates, split), simulate(rates, split, rounds=100)
         rounds = paces(records, config) if split == given.base else paces(*run(split, given.rounds, stages))
         seen = statistics.median(tokens / seconds for tokens, seconds in rounds)
+        if not stages:
+            seen = sum(tokens for tokens, _ in rounds) / sum(seconds for _, seconds in rounds)
         difference = found.block_tok_s / seen - 1
         worst = max(worst, abs(difference))
         print(

@@ -64,12 +64,19 @@ class Bucket:
     Attributes:
         length: padded tokens of a sequence. share: of all batches, 0 to 1.
         target: seconds of a target's forward for a batch. drafter: of a drafter's step.
+        rows: sequences of a batch.
     """
 
     length: int
     share: float
     target: Timing
     drafter: Timing
+    rows: int = 1
+
+    @property
+    def target_s_per_token(self) -> float:
+        """Seconds of a target for one padded token."""
+        return self.target.mean / (self.rows * self.length)
 
 
 @dataclass(frozen=True)

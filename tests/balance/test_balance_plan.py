@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from balance_parts import rates_of
 from dflash_ops.balance import Memory, Split, StageRates, Timing, feasible, judge_memory, memory_from_check, plan, worth
 from dflash_ops.errors import UsageError
 
+REPO = Path(__file__).parents[2]
 GB = 10**9
 #: The 27B geometry on devices of 141 GB.
 H200 = Memory(
@@ -150,3 +154,15 @@ def test_times_are_finite_numbers(bad: float) -> None:
         worth(found, Split(6, 2), bad, 1.0)
     with pytest.raises(UsageError, match="horizon_s is"):
         worth(found, Split(6, 2), 1.0, bad)
+
+
+def test_the_history_is_told_as_the_model_says_it() -> None:
+    """docs/rebalance.md holds the command's own words: where it is right, and by how much it is wrong."""
+    done = subprocess.run(
+        [sys.executable, "benchmarks/history.py"], cwd=REPO, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() in (REPO / "docs" / "rebalance.md").read_text(encoding="utf-8")
+    lines = {line.split()[0]: line.split() for line in done.stdout.splitlines() if "+" in line.split()[0]}
+    assert lines["6+1"][1:5] == ["6.5", "-", "6.5", "0.0%"]
+    assert lines["6+2"][1:5] == ["13.5", "-", "13.0", "-3.7%"]
+    assert lines["5+3"][1:5] == ["21.5", "19.5", "19.5", "-9.3%"]
