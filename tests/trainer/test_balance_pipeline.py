@@ -14,16 +14,17 @@ from pipeline_support import REPO, Run
 from dflash_ops.balance import Split, measure, paces, predict
 
 ROUND = 4
+pytestmark = pytest.mark.timeout(400)
 STAGES = {"target": 0.25, "drafter": 0.14, "average": 0.1}
 
 
-def at(make_run: Callable[..., Run], targets: int, drafters: int, steps: int) -> tuple[list[dict[str, Any]], Any]:
+def at(make_run: Callable[..., Run], targets: int, drafters: int, attempt: int) -> tuple[list[dict[str, Any]], Any]:
     """A whole run's records and its config; each record holds one round."""
     run = make_run(
-        f"{targets}+{drafters}",
+        f"{targets}+{drafters}.{attempt}",
         samples=48,
         **{
-            "train.epochs": None, "train.steps": steps, "train.average_every": ROUND, "train.log_every": ROUND,
+            "train.epochs": None, "train.steps": 5 * ROUND, "train.average_every": ROUND, "train.log_every": ROUND,
             "data.buckets": [64], "checkpoint.every": 10**6, "workers.target_devices": ["cpu"] * targets,
             "workers.drafter_devices": ["cpu"] * drafters,
         },
@@ -35,17 +36,21 @@ def at(make_run: Callable[..., Run], targets: int, drafters: int, steps: int) ->
 def test_a_split_is_predicted_from_the_records_of_another_one(
     make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Within 15 %; where other work held a worker up for so long that its stage is no sleep any more, once more."""
     path = [str(REPO / "benchmarks" / "slow_stages"), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
     monkeypatch.setenv("DFLASH_SLOW_STAGES", json.dumps(STAGES))
-    records, config = at(make_run, 1, 1, 5 * ROUND)
-    rates = measure(records, config)
-    # The trainer's own account of each stage: what was slept, and a little.
-    assert STAGES["target"] <= rates.target.mean < 1.5 * STAGES["target"]
-    assert STAGES["drafter"] <= rates.drafter.mean < 1.5 * STAGES["drafter"]
-    assert STAGES["average"] <= rates.average.mean < 3 * STAGES["average"]
-    assert predict(rates, Split(1, 1)).limit == "targets"
-    found = predict(rates, Split(2, 1))
-    assert found.limit != "targets"  # two targets are faster than the drafter: another side limits than was seen
-    seen = statistics.median(tokens / seconds for tokens, seconds in paces(*at(make_run, 2, 1, 5 * ROUND)))
-    assert found.block_tok_s == pytest.approx(seen, rel=0.15)
+    for attempt in range(2):
+        rates = measure(*at(make_run, 1, 1, attempt))
+        took = {"target": rates.target.mean, "drafter": rates.drafter.mean, "average": rates.average.mean}
+        # The trainer's own account of each stage: what was slept, and a little.
+        assert all(took[stage] >= slept for stage, slept in STAGES.items()), took
+        found, here = predict(rates, Split(2, 1)), predict(rates, Split(1, 1))
+        seen = statistics.median(tokens / seconds for tokens, seconds in paces(*at(make_run, 2, 1, attempt)))
+        told = f"predicted {found.block_tok_s:.1f}, seen {seen:.1f}, stages {took}"
+        sleepy = all(took[stage] < 1.25 * STAGES[stage] for stage in ("target", "drafter"))
+        if sleepy and abs(found.block_tok_s / seen - 1) <= 0.15:
+            # Two targets are faster than the drafter: another side limits than the one that was seen to.
+            assert here.limit == "targets" and found.limit != "targets"
+            return
+    pytest.fail(told)
