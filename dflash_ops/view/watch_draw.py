@@ -77,7 +77,7 @@ def stacked(values: Sequence[float | None], width: int, pen: Pen) -> Text:
     """Shares side by side in `width` cells; each ends where the sum so far says, so that rounding adds nothing."""
     text, at, total = Text(), 0, 0.0
     for value, mark, style in zip(values, pen.shares, _SHARE_STYLES, strict=True):
-        total += value if value is not None and math.isfinite(value) and value > 0 else 0.0
+        total += min(1.0, max(0.0, value)) if value is not None and math.isfinite(value) else 0.0
         end = min(width, round(total * width))
         text.append(mark * (end - at), style)
         at = max(at, end)

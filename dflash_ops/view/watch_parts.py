@@ -145,7 +145,7 @@ def _roles(found: Mapping[str, WorkerShares], width: int, pen: Pen) -> Iterable[
 def mean(values: Iterable[float | None]) -> float | None:
     """Of what is known; None where nothing is."""
     known = [v for v in values if v is not None and math.isfinite(v)]
-    return math.fsum(known) / len(known) if known else None
+    return math.fsum(v / len(known) for v in known) if known else None
 
 
 def gpus(cards: Sequence[tuple[str, GpuInfo]], note: str, width: int, pen: Pen) -> Block | None:
