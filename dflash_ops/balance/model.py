@@ -224,7 +224,7 @@ def _relative_error(rates: StageRates, split: Split, found: Round) -> float:
 def model_error(rates: StageRates, split: Split) -> float:
     """What the closed form may be off from the queue's simulation, relative (docs/rebalance.md; held by a test)."""
     if rates.slots_at(split) < rates.producers_at(split) + split.drafters:
-        return 0.25  # too few slots for all to work at once: who waits for whom is a pattern that means do not show
+        return 0.3  # too few slots for all to work at once: who waits for whom is a pattern that means do not show
     calm = max(t.sd / t.mean if t.mean else 0.0 for t in (fill_of(rates), step_of(rates))) <= 0.5
     return 0.03 if calm and rates.slots_at(split) >= 2 * (rates.producers_at(split) + split.drafters) else 0.07
 
