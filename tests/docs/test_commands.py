@@ -76,6 +76,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
         made.end()
 
 
+@pytest.mark.timeout(600)  # some thirty commands, each a start of the interpreter, on a machine that is busy
 def test_every_command_of_the_readme_does_what_it_says(reader: Reader) -> None:
     follow((REPO / "README.md").read_text("utf-8"), RULES, reader)
 

@@ -17,7 +17,7 @@ from reader import REPO, Reader, Rule, follow, reader_in
 
 from lab import Lab
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def kill_the_trainer(reader: Reader) -> None:
