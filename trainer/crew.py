@@ -217,7 +217,9 @@ class Crew:
             if worker.exit_code is not None:
                 continue  # it is known, and was not started anew
             code = worker.poll()
-            limit = self.config.timeout_s if patient and worker.role == "drafter" else worker.limit_s(self.config)
+            limit = self.config.timeout_s
+            if not (patient and worker.role == "drafter"):
+                limit = worker.limit_s(self.config, [w for w in self.workers.values() if w.role == worker.role])
             silent = worker.busy_since is not None and now - worker.busy_since > limit
             if code is None and worker.lost_at is not None and now - worker.lost_at > GRACE_S:
                 code = worker.kill()

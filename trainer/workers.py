@@ -13,7 +13,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,8 @@ class Worker:
         lost_at: when its socket closed. exit_code: once it has ended.
         tries: lives begun since it was last of use. useful: something that it did in this life counts.
         greeted: it said hello. given: it got something to do in this life. compiles: it said so of what it does now.
-        pieces: of each kind how many were finished in this life, and seconds of all but the first one.
+        did: kinds of pieces that it has finished in this life. pieces: of each kind how many in all lives but for their
+        first ones, and the seconds of these.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Worker:
     greeted: bool = False
     given: bool = False
     compiles: bool = False
+    did: set[str] = field(default_factory=set)
     pieces: dict[str, tuple[int, float]] = field(default_factory=dict)
     _context: PContext | None = None
     _log: Path | None = None
@@ -146,17 +148,24 @@ class Worker:
         """It waits for work: no silence is too long now."""
         now = time.monotonic()
         if self.given and self.busy_since is not None and not self.compiles:
-            # The first piece of a kind loads this and that, and says nothing of the next ones.
-            count, seconds = self.pieces.get(self.doing, (0, 0.0))
-            self.pieces[self.doing] = (count + 1, seconds + now - self.busy_since if count else 0.0)
+            # A life's first piece of a kind loads this and that, and says nothing of the next ones.
+            if self.doing in self.did:
+                count, seconds = self.pieces.get(self.doing, (0, 0.0))
+                self.pieces[self.doing] = (count + 1, seconds + now - self.busy_since)
+            self.did.add(self.doing)
         self.busy_since, self.idle_since, self.compiles = None, now, False
 
-    def limit_s(self, config: WorkersConfig) -> float:
-        """Longest silence now: of a batch or an averaging by what they took before, of anything else `timeout_s`."""
-        if not self.given or self.compiles or self.doing not in self.pieces:
+    def limit_s(self, config: WorkersConfig, peers: Sequence[Worker]) -> float:
+        """Longest silence now: of a batch or an averaging by what they took before, of anything else `timeout_s`.
+
+        Args:
+            peers: all workers of its role, in all of whose lives what is usual is known better than in a young one.
+        """
+        if not self.given or self.compiles or self.doing not in self.did:
             return config.timeout_s
-        count, seconds = self.pieces[self.doing]
-        return min(config.timeout_s, max(config.step_timeout_s, MEANS * seconds / max(1, count - 1)))
+        known = [peer.pieces.get(self.doing, (0, 0.0)) for peer in peers]
+        mean = sum(seconds for _, seconds in known) / max(1, sum(count for count, _ in known))
+        return min(config.timeout_s, max(config.step_timeout_s, MEANS * mean))
 
     def heard(self, seconds: Mapping[str, float]) -> None:
         self.gained = {kind: max(0.0, spent - self.seconds.get(kind, 0.0)) for kind, spent in seconds.items()}
@@ -230,7 +239,7 @@ class Worker:
 
     def _begin(self) -> None:
         self.ready, self.fault, self.lost_at, self.exit_code = False, None, None, None
-        self.fault_at, self.useful, self.given, self.compiles, self.pieces = None, False, False, False, {}
+        self.fault_at, self.useful, self.given, self.compiles, self.did = None, False, False, False, set()
         self.seconds, self.pending_wait, self.ready_at, self.started_at = {}, 0.0, None, time.monotonic()
         self.busy_since, self.idle_since = time.monotonic(), None
 

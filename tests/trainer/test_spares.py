@@ -56,7 +56,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_the_limit_of_silence_is_learned_from_what_was_finished(clock: list[float]) -> None:
     config = WorkersConfig(timeout_s=600.0, step_timeout_s=20.0)
-    worker = Worker("drafter0", "drafter", 0, "cpu")
+    worker, peer = (Worker(f"drafter{rank}", "drafter", rank, "cpu") for rank in (0, 1))
 
     def did(seconds: float, kind: str = "compute", *, compiles: bool = False) -> None:
         worker.busy(kind)
@@ -64,22 +64,31 @@ def test_the_limit_of_silence_is_learned_from_what_was_finished(clock: list[floa
         clock[0] += seconds
         worker.idle()
 
-    assert worker.limit_s(config) == 600.0  # it loads
+    assert worker.limit_s(config, [worker, peer]) == 600.0  # it loads
     worker.busy()
-    assert worker.limit_s(config) == 600.0  # its first batch
+    assert worker.limit_s(config, [worker, peer]) == 600.0  # its first batch
     clock[0] += 90.0
     worker.idle()
     worker.busy()
-    assert worker.limit_s(config) == 20.0  # the first one took long, and says nothing of the others
+    assert worker.limit_s(config, [worker, peer]) == 20.0  # the first one took long, and says nothing of the others
     worker.compiles = True
-    assert worker.limit_s(config) == 600.0
+    assert worker.limit_s(config, [worker, peer]) == 600.0
     clock[0] += 90.0
     worker.idle()
     did(1.0)
-    assert worker.limit_s(config) == 20.0
+    assert worker.limit_s(config, [worker, peer]) == 20.0
     did(5.0)
-    assert worker.limit_s(config) == 30.0  # 10 x the mean
+    assert worker.limit_s(config, [worker, peer]) == 30.0  # 10 x the mean
     did(294.0)
-    assert worker.limit_s(config) == 600.0  # never more than the other one
+    assert worker.limit_s(config, [worker, peer]) == 600.0  # never more than the other one
     worker.busy("sync")
-    assert worker.limit_s(config) == 600.0  # the first averaging
+    assert worker.limit_s(config, [worker, peer]) == 600.0  # the first averaging
+    worker.idle()
+
+    peer.pieces = {"compute": (7, 10.0)}
+    worker.take_over(Worker("drafter0", "drafter", 0, "cpu", 1))
+    worker.busy()
+    assert worker.limit_s(config, [worker, peer]) == 600.0  # it loads again
+    worker.idle()
+    did(40.0)  # held up by something else: of one piece nothing is learned
+    assert worker.limit_s(config, [worker, peer]) == 10 * (1.0 + 5.0 + 294.0 + 40.0 + 10.0) / 11
