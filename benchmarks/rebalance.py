@@ -109,6 +109,7 @@ class Job:
                     if isinstance(one, dict) and "pid" in one:
                         _kill(one["pid"], one["start"])
         subprocess.run(["tmux", "-L", self.socket, "kill-server"], capture_output=True, timeout=20)
+        Path(f"/tmp/tmux-{os.getuid()}/{self.socket}").unlink(missing_ok=True)
 
 
 def _kill(pid: int, start: int) -> None:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 #: A wrapper sees to it that somebody watches when its trainer has ended.
-_SUPERVISORS = (b"loop", b"repair", b"wrap", b"start")
+_SUPERVISORS = (b"loop", b"repair", b"wrap", b"start", b"switch")
 
 
 def end_supervisors(root: Path) -> None:
