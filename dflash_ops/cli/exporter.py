@@ -89,7 +89,7 @@ def command(
             signal.signal(signal.SIGTERM, lambda number, frame: asking.stop())
         said = server.url if server is not None else path
         if not once:
-            count = counted(len(parts), "job")
+            count = counted(len(jobs), "job")
             print(f"exporter: {count}, every {interval:g} s: {said}", file=sys.stderr, flush=True)
         try:
             return _run(asking, looks, board, path, interval, once=once)

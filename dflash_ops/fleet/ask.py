@@ -95,7 +95,7 @@ class Asking(Generic[T, V]):
         while not self._stopped:
             self._begin()
             yield from self._overdue()
-            if not self._began and not self._due and not any(self._ready.values()):
+            if not self._more():
                 return
             try:
                 index, end = self._back.get(timeout=self._pause())
@@ -110,6 +110,11 @@ class Asking(Generic[T, V]):
                 self._again(index, self._clock())
                 continue
             yield self._take(index, end)
+
+    def _more(self) -> bool:
+        """Whether anything is still to come: with `every` also of those that were given up, once they are back."""
+        coming = self._began or self._due or any(self._ready.values())
+        return bool(coming or (self._every is not None and self._lost))
 
     def _begin(self) -> None:
         now = self._clock()

@@ -37,7 +37,7 @@ from dflash_ops.hosts.base import Host
 from dflash_ops.inventory import Job
 from dflash_ops.resident.preflight import Request
 from dflash_ops.view.stages import Stages
-from dflash_ops.view.text import counted, duration, ktok
+from dflash_ops.view.text import counted, duration
 
 ASK_S = 60.0
 CHECK_S = 600.0
@@ -317,7 +317,3 @@ class Looking(Operation):
 
     def _deploy(self, options: str) -> str:
         return f"dflash-ops deploy {self.job.name}{options}"
-
-    def pace_text(self) -> str:
-        before = self.result.before
-        return f"{ktok(before.block_tok_s)} Ktok/s" if before is not None else "a pace that is not known"

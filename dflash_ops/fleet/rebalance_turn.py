@@ -20,7 +20,6 @@ from dflash_ops.deploy.decide import describe, refusal
 from dflash_ops.deploy.gate import ask_gate, gate_failed, say_untried
 from dflash_ops.deploy.window import crash
 from dflash_ops.errors import ConnectionLost, JobBusy, PreflightError, StartError, UsageError
-from dflash_ops.fleet import rebalance_choice as choice
 from dflash_ops.fleet.follow import PAUSES_S, Watch
 from dflash_ops.fleet.rebalance_choice import Devices
 from dflash_ops.fleet.rebalance_judge import Pace, Settling, pace_of
@@ -295,11 +294,6 @@ class Turning(Looking):
             self.result.measured = found
             stage.done(f"{found.steps} steps in {duration(found.seconds)}")
         return found
-
-    def spec_of(self, said: dict[str, Any], *, reason: str) -> JobSpec:
-        """An attempt's job, to be started again as it was."""
-        spec = from_dict(JobSpec, said, "job.json")
-        return choice.with_secrets(spec, self.secrets, reason=reason, actor=self.asked.actor, watch_s=self.job.watch_s)
 
 
 def _until_starting(said: Iterator[dict[str, Any]]) -> dict[str, Any]:

@@ -60,10 +60,6 @@ class Painter:
         self.width, self.height = width, height
         self._shown, self._lines = None, []
 
-    def forget(self) -> None:
-        """Somebody else wrote to the screen (it was stopped, and goes on): the next one is written whole."""
-        self._shown = None
-
     def paint(self, lines: Sequence[Text]) -> str:
         """What brings these lines to the screen; empty where all of them stand there already."""
         rows = [

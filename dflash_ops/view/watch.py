@@ -44,7 +44,6 @@ class Page:
     reading_s: float = 0.0
     error: str = ""
     scroll: int | None = 0
-    wrap: bool = True
 
 
 @dataclass(frozen=True)
@@ -98,10 +97,10 @@ def _help(width: int, pen: Pen) -> list[Text]:
 
 
 def page_rows(page: Page, width: int, pen: Pen) -> list[Text]:
-    """The text's lines as wide as the screen; longer ones go on in the next row, or are cut."""
+    """The text's lines as wide as the screen; longer ones go on in the next row."""
     rows: list[Text] = []
     for line in page.lines or ():
-        if not page.wrap or line.cell_len <= width:
+        if line.cell_len <= width:
             rows.append(fitted(line, width, pen))
             continue
         rest = line

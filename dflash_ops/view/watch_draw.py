@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
@@ -60,7 +60,7 @@ ASCII = Pen(
 
 #: The parts of a worker's time, in the order of `Pen.shares`, and their colours.
 SHARE_NAMES = ("compute", "copy", "sync", "wait")
-_SHARE_STYLES = ("green", "cyan", "yellow", DIM)
+SHARE_STYLES = ("green", "cyan", "yellow", DIM)
 
 
 def bar(share: float | None, width: int, pen: Pen, style: str = "green") -> Text:
@@ -76,7 +76,7 @@ def bar(share: float | None, width: int, pen: Pen, style: str = "green") -> Text
 def stacked(values: Sequence[float | None], width: int, pen: Pen) -> Text:
     """Shares side by side in `width` cells; each ends where the sum so far says, so that rounding adds nothing."""
     text, at, total = Text(), 0, 0.0
-    for value, mark, style in zip(values, pen.shares, _SHARE_STYLES, strict=True):
+    for value, mark, style in zip(values, pen.shares, SHARE_STYLES, strict=True):
         total += min(1.0, max(0.0, value)) if value is not None and math.isfinite(value) else 0.0
         end = min(width, round(total * width))
         text.append(mark * (end - at), style)
@@ -92,7 +92,7 @@ def sparkline(values: Sequence[float], width: int, pen: Pen, style: str = "cyan"
     """
     if width <= 0:
         return Text()
-    cells = [_mean(part) for part in _parts(values, width)]
+    cells = [mean(part) for part in _parts(values, width)]
     known = [v for v in cells if v is not None]
     low, high = (min(known), max(known)) if known else (0.0, 0.0)
     top = len(pen.levels) - 1
@@ -102,7 +102,7 @@ def sparkline(values: Sequence[float], width: int, pen: Pen, style: str = "cyan"
 
 def chart(values: Sequence[float], width: int, rows: int, pen: Pen, style: str = "cyan") -> list[Text]:
     """The curve in `rows` lines of at most `width` cells, from its own lowest to its own highest."""
-    cells = [_mean(part) for part in _parts(values, width)]
+    cells = [mean(part) for part in _parts(values, width)]
     known = [v for v in cells if v is not None]
     low, high = (min(known), max(known)) if known else (0.0, 0.0)
     steps = len(pen.levels)
@@ -130,8 +130,9 @@ def _share(value: float, low: float, high: float) -> float:
     return (value / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.0
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    finite = [v for v in values if math.isfinite(v)]
+def mean(values: Iterable[float | None]) -> float | None:
+    """Of what is known and finite; None where nothing is."""
+    finite = [v for v in values if v is not None and math.isfinite(v)]
     return math.fsum(v / len(finite) for v in finite) if finite else None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 
@@ -10,7 +9,20 @@ from rich.text import Text
 
 from dflash_ops.contracts import GpuInfo, WorkerShares
 from dflash_ops.view.text import counted
-from dflash_ops.view.watch_draw import DIM, SHARE_NAMES, Pen, bar, cut, gib, number, percent, stacked, tame
+from dflash_ops.view.watch_draw import (
+    DIM,
+    SHARE_NAMES,
+    SHARE_STYLES,
+    Pen,
+    bar,
+    cut,
+    gib,
+    mean,
+    number,
+    percent,
+    stacked,
+    tame,
+)  # fmt: skip
 from dflash_ops.view.watch_fit import Block, Form, block
 
 #: What nvidia-smi does not tell.
@@ -116,8 +128,7 @@ def workers(found: Mapping[str, WorkerShares], width: int, pen: Pen) -> Block | 
 
 
 def _legend(pen: Pen) -> list[tuple[str, str, str]]:
-    styles = ("green", "cyan", "yellow", DIM)
-    return [(name, mark, style) for name, mark, style in zip(SHARE_NAMES, pen.shares, styles, strict=True)]
+    return list(zip(SHARE_NAMES, pen.shares, SHARE_STYLES, strict=True))
 
 
 def _values(w: WorkerShares) -> list[float | None]:
@@ -140,12 +151,6 @@ def _roles(found: Mapping[str, WorkerShares], width: int, pen: Pen) -> Iterable[
             line.append(percent(value, pen))
         line.append(" %")
         yield line
-
-
-def mean(values: Iterable[float | None]) -> float | None:
-    """Of what is known; None where nothing is."""
-    known = [v for v in values if v is not None and math.isfinite(v)]
-    return math.fsum(v / len(known) for v in known) if known else None
 
 
 def gpus(cards: Sequence[tuple[str, GpuInfo]], note: str, width: int, pen: Pen) -> Block | None:

@@ -125,6 +125,29 @@ def test_again_and_again_but_never_twice_at_one_time(monkeypatch: pytest.MonkeyP
     assert quick == list(range(1, len(quick) + 1))
 
 
+def test_where_all_were_given_up_it_goes_on_and_asks_again_who_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exporter of one job whose machine hangs does not end."""
+    monkeypatch.setattr(ask, "TICK_S", 0.01)
+    release, calls, now = threading.Event(), [0], [0.0]
+
+    def work(item: str) -> int:
+        calls[0] += 1
+        if calls[0] == 1:
+            release.wait(LONG)
+        return calls[0]
+
+    events, seen = asking(["stuck"], work, every=1.0, give_up_s=5.0, clock=lambda: now[0]), []
+    for event in events:
+        now[0] += 1.0
+        if isinstance(event, Answer):
+            seen.append(event.ended.value)
+        elif seen:  # it was given up, and there is nobody else to wait for
+            release.set()
+        if len(seen) == 2:
+            events.stop()
+    assert seen == [None, 2]
+
+
 class Fleet:
     """An inventory, and a FakeHost for each of its hosts."""
 
