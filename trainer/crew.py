@@ -275,7 +275,8 @@ class Crew:
 
     def _have_spares(self) -> None:
         """One beside each drafter. Only while training goes on: what loads first is what is needed first."""
-        if not self.config.spare_drafters or self._spares_lost >= SPARES_LOST:
+        # Of several nodes: a takeover in the middle of their meeting was never tried.
+        if not self.config.spare_drafters or self.patient or self._spares_lost >= SPARES_LOST:
             return
         self._first_use = self._first_use or time.monotonic()
         if time.monotonic() - self._first_use < SPARES_AFTER_S:
