@@ -70,15 +70,21 @@ def _path(output: str | None, job: str) -> Path:
     """Where the file goes, checked before anything is asked.
 
     Raises:
-        UsageError: a folder, or in one that is not there.
+        UsageError: a folder, or in one that is not there; a device or a pipe, which would be replaced; no name at all.
     """
     from dflash_ops.errors import UsageError
+    from dflash_ops.resident.files import may_replace
 
     path = Path(f"{job}-report.html" if output is None else output)
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder", "--output", "name a file in it")
-    if not path.parent.is_dir():
-        raise UsageError(f"there is no folder {path.parent}", "--output", "make it, or name another one")
+    try:
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder", "--output", "name a file in it")
+        if not path.parent.is_dir():
+            raise UsageError(f"there is no folder {path.parent}", "--output", "make it, or name another one")
+        if not may_replace(path):
+            raise UsageError(f"{path} is no ordinary file, and would be replaced", "--output", "-o - prints the report")
+    except OSError as error:
+        raise UsageError(f"no file can be there: {error.strerror}", f"--output {path}", "name another one") from None
     return path
 
 

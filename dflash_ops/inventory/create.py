@@ -32,13 +32,15 @@ def create(
         DflashError: the file cannot be written.
     """
     path = Path(os.path.abspath(path.expanduser()))  # noqa: PTH100  # a link stays what it is
-    if path.is_dir():
-        path = path / "inventory.toml"
-    if interpreter is None:
-        venv = Path(".venv", "bin", "python")
-        interpreter = str(venv) if (path.parent / venv).exists() else sys.executable
-    beside = path.with_name(f".{path.name}.new")
     try:
+        if path.is_dir():
+            path = path / "inventory.toml"
+        if path.exists() and not path.is_file():  # a device, which --force would take away from everybody
+            raise UsageError("there is something that is no ordinary file", str(path), "name another file")
+        if interpreter is None:
+            venv = Path(".venv", "bin", "python")
+            interpreter = str(venv) if (path.parent / venv).exists() else sys.executable
+        beside = path.with_name(f".{path.name}.new")
         there = os.path.lexists(path)
         if there and not force:
             raise UsageError(

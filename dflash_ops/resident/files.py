@@ -11,6 +11,7 @@ import errno
 import fcntl
 import json
 import os
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,19 @@ def write_atomic(path: Path, data: bytes, *, sync: bool = True, mode: int = 0o64
         raise
     if sync:
         sync_folder(path.parent)
+
+
+def may_replace(path: Path) -> bool:
+    """Whether `write_atomic` there would replace an ordinary file, or nothing: a device, a pipe or a folder it would
+    take away from everybody.
+
+    Raises:
+        OSError: it cannot be told, as of a name that is too long.
+    """
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return True
 
 
 def sync_folder(path: Path) -> None:

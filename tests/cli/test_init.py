@@ -52,6 +52,16 @@ def test_an_old_one_is_never_overwritten(folder: Path, capsys: pytest.CaptureFix
     assert (folder / "inventory.toml.old.1").exists()
 
 
+def test_what_is_no_ordinary_file_stays(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(folder / "pipe")
+    assert run(["init", "pipe", "--force"]) == 2
+    assert "no ordinary file" in capsys.readouterr().err
+    assert (folder / "pipe").is_fifo()
+    assert run(["init", "a" * 300]) == 1
+    assert "File name too long" in (said := capsys.readouterr().err)
+    assert "fault of dflash-ops" not in said
+
+
 def test_a_link_is_not_written_through(folder: Path) -> None:
     (folder / "inventory.toml").symlink_to(folder / "elsewhere.toml")
     assert run(["init"]) == 2

@@ -71,8 +71,11 @@ def test_a_real_job_alive_and_after_a_crash(
     assert "exit code 1" in (tmp_path / "tiny-report.html").read_text()
     assert run(["report", "-o", "-"]) == 0
     assert capsys.readouterr().out.startswith("<!DOCTYPE html>")
+    os.mkfifo(tmp_path / "pipe")
     for bad, word in (
         (["--attempt", "9"], "use one of 1, 2"),
+        (["-o", str(tmp_path / "pipe")], "no ordinary file"),
+        (["-o", "a" * 300], "File name too long"),
         (["--attempt", "1", "--all-attempts"], "exclude each other"),
         (["-o", str(tmp_path)], "is a folder"),
         (["-o", "no/where.html"], "there is no folder"),

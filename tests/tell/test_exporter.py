@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import sys
 import threading
@@ -295,8 +296,11 @@ def test_a_file_for_node_exporter(
     assert capsys.readouterr().out == ""
     assert value(series(path.read_bytes()), "dflash_step", job="other") == 5
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+    os.mkfifo(tmp_path / "pipe.prom")
     for bad, word in (
         (["--textfile", str(tmp_path / "dflash.txt")], "ends in .prom"),
+        (["--textfile", str(tmp_path / "pipe.prom")], "no ordinary file"),
+        (["--textfile", "a" * 300 + ".prom"], "File name too long"),
         (["--textfile", str(tmp_path / "no/dflash.prom")], "there is no folder"),
         (["--listen", ":1"], "leave one of them out"),
         (["--listen", "192.0.2.1:9400"], "leave one"),
