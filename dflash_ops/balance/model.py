@@ -252,13 +252,13 @@ def _why(rates: StageRates, split: Split, found: Round, limit: Limit, busy: tupl
     make, take = t / found.fill, d / found.step
     if limit == "targets":
         return (
-            f"The targets limit: {who} fill {make:.3g} batches a second, {trainers} could train {take:.3g}, "
-            f"so drafters work {busy[1]:.0%} of the time."
+            f"The targets limit: {who} fill{'s' * (t == 1)} {make:.3g} batches a second, {trainers} could train "
+            f"{take:.3g}, so drafters work {busy[1]:.0%} of the time."
         )
     if limit == "drafters":
         return (
-            f"The drafters limit: {trainers} train {take:.3g} batches a second, {who} could fill {make:.3g}, "
-            f"so targets work {busy[0]:.0%} of the time."
+            f"The drafters limit: {trainers} train{'s' * (d == 1)} {take:.3g} batches a second, {who} could fill "
+            f"{make:.3g}, so targets work {busy[0]:.0%} of the time."
         )
     if limit == "ring":
         return (

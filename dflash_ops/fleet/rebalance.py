@@ -176,8 +176,7 @@ class Rebalance(Turning):
         frm = Split(data["from"]["targets"], data["from"]["drafters"])
         self.note(f"{frm} -> {self.now} was begun before and never measured: it is measured now")
         self.result.asked, self.result.attempt = self.now, self.attempt
-        before = data.get("before")
-        self.result.before = Pace(**before) if before else None
+        self.result.before = _pace(data.get("before"))
         self.result.predicted = _prediction(data.get("predicted"), self.now)
         said = self.said["before"]
         if said is None or said["spec"] is None:
@@ -317,6 +316,14 @@ class Rebalance(Turning):
             return self.attempt
         said = self.said["before"]
         return int(said["attempt"]) if said is not None else 0
+
+
+def _pace(said: Any) -> Pace | None:
+    """A pace as the journal has it; None where another version wrote it."""
+    try:
+        return Pace(**said) if isinstance(said, dict) else None
+    except TypeError:
+        return None
 
 
 def _prediction(said: Any, split: Split) -> Prediction | None:

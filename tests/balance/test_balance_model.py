@@ -159,7 +159,12 @@ def test_without_chance_the_slower_side_says_the_pace(
     assert found.block_tok_s == pytest.approx(1000 * batches_a_second)
     assert found.ctx_tok_s == pytest.approx(2000 * batches_a_second)
     assert found.limit == limit
-    assert found.why.startswith(f"The {limit} limit: ")
+    one = {
+        "targets": (targets, "target fills", "targets fill"),
+        "drafters": (drafters, "drafter trains", "drafters train"),
+    }
+    count, single, many = one[limit]
+    assert found.why.startswith(f"The {limit} limit: {count} {single if count == 1 else many} ")
     busy = found.target_busy if limit == "targets" else found.drafter_busy
     assert busy == pytest.approx(1.0)
 
