@@ -1,5 +1,6 @@
 # make demo    from a fresh clone to an evaluated, exported drafter
 # make test    everything that CI runs
+# make screenshots  the images of the README, from a whole demo in a real tmux
 # make golden  the trainer against reference numbers (DFLASH_GOLDEN=DIR for another folder)
 # make chaos   every fault of the table in a real supervised trainer: what was seen, done and came of it
 # make demo-crash  a night in three minutes: the FX crash named and repaired, a cut checkpoint, a kill
@@ -23,7 +24,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: venv demo demo-crash test docs golden chaos bench trainer-chaos lint clean lab lab-down lab-packages
+.PHONY: venv screenshots demo demo-crash test docs golden chaos bench trainer-chaos lint clean lab lab-down lab-packages
 .DEFAULT_GOAL := venv
 
 venv: $(STAMP)
@@ -43,6 +44,9 @@ test: lint lab-packages
 
 docs: venv
 	@$(BIN)/python -m dflash_ops.cli.reference
+
+screenshots: venv
+	@$(BIN)/python docs/screenshots.py
 
 golden: venv
 	@$(BIN)/python -m pytest -m golden tests/trainer
