@@ -102,7 +102,7 @@ RULES: Mapping[Action, ActionRule] = MappingProxyType(
         Action.QUARANTINE_SAMPLE: _change("leave the named sample out"),
         Action.DISABLE_TRACKER: _change("start again without the experiment tracker", "B", table=False),
         Action.ADOPT_SESSION: ActionRule("watch on a trainer that lives without its session", starts=False),
-        Action.REDEPLOY: ActionRule("send the release again and start", "B", side="outside"),
+        Action.REDEPLOY: ActionRule("send the release again and start", side="outside"),
         Action.START_CONTAINER: ActionRule("start the container, then the job", "B", side="outside"),
     }
 )

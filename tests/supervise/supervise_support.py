@@ -251,6 +251,7 @@ class Laws:
             return []
         kind, action, fp = d.kind, d.action, d.fingerprint
         again = d.id in self.ids
+        layer = replace(d.layer, kind="") if d.layer is not None else None
         wrong = {
             "stale": now - s.t > 10 or s.t - now > 2,
             "partial": bool(s.missing),
@@ -262,7 +263,8 @@ class Laws:
             "side": (action in _OUTSIDE) != (s.side == "outside") and action != "dump_stacks",
             "adopted": s.adopted and action not in _NO_START,
             "no reason, evidence, undo or dry run": not (d.reason and d.evidence and d.undo and d.command),
-            "forbidden": bool(_NEVER.search(f"{d.command} {d.layer}".lower())),
+            # What would be done, not the failure's name: `host_rebooted` is no order to reboot.
+            "forbidden": bool(_NEVER.search(f"{d.command} {layer}".lower())),
             "healthy attempt": s.state.value in ("loading", "compiling")
             or (s.state.value in ("stepping", "slow") and not any(f.name == "nan_loss" for f in s.findings)),
         }
