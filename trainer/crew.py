@@ -31,6 +31,8 @@ WEIGHTS_EVERY_S = 2.0
 KILLED, KILLED_S = frozenset((-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS)), 0.2
 #: Seconds of training before there are spares: a run of a moment has no use for them.
 SPARES_AFTER_S = 10.0
+#: Between two ticks of a launcher that was itself held up (a frozen container, a disk) nobody was silent.
+STALL_S = 5.0
 #: Spares that ended by themselves, then there are no more of them: something here does not let them be.
 SPARES_LOST = 5
 _SERVER = "server"
@@ -78,12 +80,15 @@ class Crew:
         #: How far the target that spoke last has loaded its weights; empty before.
         self.weights = ""
         self._weights_told = float("-inf")
-        #: Set by the launcher where other nodes' drafters take part in every piece: theirs may load or compile.
+        #: Set by the launcher where drafters wait for others within a piece: these may load, compile, or lack a batch.
         self.patient = False
+        #: Set by the launcher of one of several nodes.
+        self.several = False
         self._spares: dict[str, Worker] = {}
         self._spares_lost = 0
         self._first_use: float | None = None  # of this crew
         self._hopeless: Worker | None = None
+        self._ticked = float("inf")
         self._fell_at: float | None = None  # when the first of the drafters was found dead
 
     def __getitem__(self, name: str) -> Worker:
@@ -160,12 +165,12 @@ class Crew:
                 done = sum(w.ready for w in self.workers.values())
                 self.output.stage("loading", done, len(self.workers), worker.name)
         elif kind == "stage":
+            worker.compiles |= message["stage"] == "compiling"
             self._stage(worker, message["stage"], int(message["done"]), int(message["of"]))
         elif kind == "error":
             worker.fault, worker.fault_at = message, time.monotonic()
         else:
             worker.useful |= kind == "filled"
-            worker.compiles |= kind == "stage" and message["stage"] == "compiling"
             self._told(worker, message)
 
     def _stage(self, worker: Worker, stage: str, done: int, of: int) -> None:
@@ -198,7 +203,7 @@ class Crew:
         if worker.peer is not None:
             self.selector.unregister(worker.peer.socket)
             worker.disconnect()
-        if worker.lost_at is None and worker is not self._spares.get(worker.name):
+        if worker.lost_at is None:
             worker.lost_at = time.monotonic()
             if worker.role != "drafter":
                 self._on_lost(worker)
@@ -210,15 +215,17 @@ class Crew:
             TrainerError: a worker ended that cannot be started anew; with its own words and exit code.
         """
         now = time.monotonic()
+        held_up, self._ticked = now - self._ticked, now
         self._look_at_spares()
-        patient = self.patient or any(w.compiles for w in self.drafters)  # the others may wait for one that compiles
         for worker in self.workers.values():
             self._tee(worker)
             if worker.exit_code is not None:
                 continue  # it is known, and was not started anew
             code = worker.poll()
+            if held_up > STALL_S and worker.busy_since is not None:
+                worker.busy_since = min(now, worker.busy_since + held_up)
             limit = self.config.timeout_s
-            if not (patient and worker.role == "drafter"):
+            if not (self.patient and worker.role == "drafter"):
                 limit = worker.limit_s(self.config, [w for w in self.workers.values() if w.role == worker.role])
             silent = worker.busy_since is not None and now - worker.busy_since > limit
             if code is None and worker.lost_at is not None and now - worker.lost_at > GRACE_S:
@@ -258,8 +265,9 @@ class Crew:
             self._hopeless = worker
 
     def _start_anew(self, worker: Worker) -> None:
+        self._look_at_spares()
         spare = self._spares.pop(worker.name, None)
-        if spare is not None and spare.poll() is None:
+        if spare is not None and spare.lost_at is None:
             worker.take_over(spare)
             if worker.peer is not None:
                 self.selector.modify(worker.peer.socket, selectors.EVENT_READ, worker)
@@ -276,7 +284,7 @@ class Crew:
     def _have_spares(self) -> None:
         """One beside each drafter. Only while training goes on: what loads first is what is needed first."""
         # Of several nodes: a takeover in the middle of their meeting was never tried.
-        if not self.config.spare_drafters or self.patient or self._spares_lost >= SPARES_LOST:
+        if not self.config.spare_drafters or self.several or self._spares_lost >= SPARES_LOST:
             return
         self._first_use = self._first_use or time.monotonic()
         if time.monotonic() - self._first_use < SPARES_AFTER_S:
@@ -289,8 +297,14 @@ class Crew:
 
     def _look_at_spares(self) -> None:
         for spare in list(self._spares.values()):
-            if (code := spare.poll()) is not None:
+            code = spare.poll()
+            if code is None and spare.lost_at is not None:
+                code = spare.kill()  # nobody can tell it anything any more
+            if code is not None:
                 self._lost(spare)
+                # A fault of nobody who worked: as the run's first cause it would mislead.
+                with contextlib.suppress(OSError):
+                    spare.error_file(self.attempt).unlink()
                 del self._spares[spare.name]
                 self._spares_lost += 1
                 self.output.event("spare_exit", worker=spare.name, life=spare.life, exitcode=code)

@@ -134,7 +134,9 @@ class Launcher:
             fallen=self._drafters_fell,
             readers=self.config.readers,
         )
-        self.crew.patient = nodes is not None
+        # With sync "step" a drafter waits in its batch for the others', which a target may still have to fill.
+        self.crew.several = nodes is not None
+        self.crew.patient = self.crew.several or self.config.train.sync == "step"
         self.scheduler = Scheduler(
             drafters=tuple(w.name for w in self.crew.drafters),
             slots=prepared.layout.slots,

@@ -29,6 +29,8 @@ from trainer.stopwatch import SHARES
 GRACE_S = 20.0
 #: So many times as long as such a piece takes on average may one take, whatever `step_timeout_s` says.
 MEANS = 10
+#: So many times as long as the first piece may the second one take: on a slow machine nothing else is known yet.
+FIRSTS = 2
 _TEE_BYTES = 1 << 16
 #: How gloo and NCCL say that the process at the other end is gone.
 _ECHO = re.compile(r"(?i)connection (?:reset|closed|refused)|broken pipe|remote (?:worker|process)|ncclRemoteError")
@@ -74,8 +76,8 @@ class Worker:
         lost_at: when its socket closed. exit_code: once it has ended.
         tries: lives begun since it was last of use. useful: something that it did in this life counts.
         greeted: it said hello. given: it got something to do in this life. compiles: it said so of what it does now.
-        did: kinds of pieces that it has finished in this life. pieces: of each kind how many in all lives but for their
-        first ones, and the seconds of these.
+        did: kinds of pieces that it has finished in this life, and seconds of the first one of each. pieces: of each
+        kind how many in all lives but for their first ones, and the seconds of these.
     """
 
     name: str
@@ -103,7 +105,7 @@ class Worker:
     greeted: bool = False
     given: bool = False
     compiles: bool = False
-    did: set[str] = field(default_factory=set)
+    did: dict[str, float] = field(default_factory=dict)
     pieces: dict[str, tuple[int, float]] = field(default_factory=dict)
     _context: PContext | None = None
     _log: Path | None = None
@@ -152,7 +154,7 @@ class Worker:
             if self.doing in self.did:
                 count, seconds = self.pieces.get(self.doing, (0, 0.0))
                 self.pieces[self.doing] = (count + 1, seconds + now - self.busy_since)
-            self.did.add(self.doing)
+            self.did.setdefault(self.doing, now - self.busy_since)
         self.busy_since, self.idle_since, self.compiles = None, now, False
 
     def limit_s(self, config: WorkersConfig, peers: Sequence[Worker]) -> float:
@@ -164,8 +166,9 @@ class Worker:
         if not self.given or self.compiles or self.doing not in self.did:
             return config.timeout_s
         known = [peer.pieces.get(self.doing, (0, 0.0)) for peer in peers]
-        mean = sum(seconds for _, seconds in known) / max(1, sum(count for count, _ in known))
-        return min(config.timeout_s, max(config.step_timeout_s, MEANS * mean))
+        count, seconds = (sum(sums) for sums in zip(*known, strict=True))
+        usual = MEANS * seconds / count if count else FIRSTS * self.did[self.doing]
+        return min(config.timeout_s, max(config.step_timeout_s, usual))
 
     def heard(self, seconds: Mapping[str, float]) -> None:
         self.gained = {kind: max(0.0, spent - self.seconds.get(kind, 0.0)) for kind, spent in seconds.items()}
@@ -239,7 +242,7 @@ class Worker:
 
     def _begin(self) -> None:
         self.ready, self.fault, self.lost_at, self.exit_code = False, None, None, None
-        self.fault_at, self.useful, self.given, self.compiles, self.did = None, False, False, False, set()
+        self.fault_at, self.useful, self.given, self.compiles, self.did = None, False, False, False, {}
         self.seconds, self.pending_wait, self.ready_at, self.started_at = {}, 0.0, None, time.monotonic()
         self.busy_since, self.idle_since = time.monotonic(), None
 

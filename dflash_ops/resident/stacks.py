@@ -41,12 +41,15 @@ class Stack:
 
 
 def dump(attempt: Attempt, deadline_s: float = 60.0) -> list[Stack]:
-    """The stacks of the launcher and of every living descendant, launcher first. Ends within about `deadline_s`."""
+    """The stacks of the launcher and of every living descendant, launcher first. Ends within about `deadline_s`.
+
+    The bundled trainer's spares are left out: they have no part in the run, and would hide the odd one.
+    """
     if attempt.start is None:
         return []
     launcher = attempt.start.launcher
     family = sorted(proc.family(launcher), key=lambda p: (p.start, p.pid))
-    wanted = [p for p in (launcher, *family) if proc.alive(p) and _is_python(p.pid)]
+    wanted = [p for p in (launcher, *family) if proc.alive(p) and _is_python(p.pid) and not _is_spare(p.pid)]
     end = time.monotonic() + deadline_s
     spy = shutil.which("py-spy")
     return [_one(process, attempt, spy, end) for process in wanted[:MOST]]
@@ -166,6 +169,14 @@ def _is_python(pid: int) -> bool:
         return "python" in Path(f"/proc/{pid}/exe").readlink().name
     except OSError:
         return True  # not ours to look at, or just gone: what is asked then says so
+
+
+def _is_spare(pid: int) -> bool:
+    """Whether it waits for the place of a worker, whose name it gets with that place (docs/trainer-design.md)."""
+    words = _read(f"/proc/{pid}/cmdline").rstrip("\0").split("\0")
+    if "trainer.worker_main" not in words or words[-1] != "spare":
+        return False
+    return _read(f"/proc/{pid}/comm").strip() not in words
 
 
 def _name(process: Process, attempt: Attempt) -> str:

@@ -27,6 +27,8 @@ waits_for_a_batch()
 faulthandler.register(signal.SIGUSR2)
 for rank, kind in enumerate(("answers", "silent", "answers")):
     subprocess.Popen([sys.executable, "-c", WORKER, kind], env={**os.environ, "RANK": str(rank)})
+spare = (kind, "trainer.worker_main", "drafter", "drafter0", "1", "socket", "0", "spare")
+subprocess.Popen([sys.executable, "-c", WORKER, *spare])
 def looks_after_them():
     time.sleep(600)
 looks_after_them()
@@ -39,12 +41,12 @@ def test_everybody_is_asked_and_nobody_dies_of_it(one: Lab, tmp_path: Path) -> N
     script.write_text(TRAINER)
     one.start(argv=(sys.executable, str(script)), progress="")
     attempt = attempts.read(one.layout, 1)
-    wait_for(lambda: attempt.layout.log.read_bytes().count(b"ready") == 3, "three workers")
+    wait_for(lambda: attempt.layout.log.read_bytes().count(b"ready") == 4, "three workers and a spare")
     launcher = one.launcher()
     family = sorted(proc.family(launcher), key=lambda p: p.pid)
     os.kill(family[2].pid, signal.SIGSTOP)
     found = {s.name: s for s in stacks.dump(attempt)}
-    assert list(found) == ["launcher", "rank0", "rank1", "rank2"]
+    assert list(found) == ["launcher", "rank0", "rank1", "rank2"]  # the spare has no part in a hang
     assert "in looks_after_them" in found["launcher"].text
     assert "in waits_for_a_batch" in found["rank0"].text
     assert [found[n].how for n in ("launcher", "rank0", "rank1", "rank2")] == [

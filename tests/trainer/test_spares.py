@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
+import selectors
 import signal
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from pipeline_support import Run, children_of, worker_pid, write_samples  # type: ignore[import-not-found]
 
 from trainer import workers
+from trainer.channel import Peer
 from trainer.config import WorkersConfig
+from trainer.crew import Crew
+from trainer.errors import TrainerError, write_error_file
 from trainer.plan_record import audit
+from trainer.progress import Output
 from trainer.workers import Worker
 
 
@@ -70,13 +77,13 @@ def test_the_limit_of_silence_is_learned_from_what_was_finished(clock: list[floa
     clock[0] += 90.0
     worker.idle()
     worker.busy()
-    assert worker.limit_s(config, [worker, peer]) == 20.0  # the first one took long, and says nothing of the others
+    assert worker.limit_s(config, [worker, peer]) == 180.0  # twice the first one: nothing else is known of this machine
     worker.compiles = True
     assert worker.limit_s(config, [worker, peer]) == 600.0
     clock[0] += 90.0
     worker.idle()
     did(1.0)
-    assert worker.limit_s(config, [worker, peer]) == 20.0
+    assert worker.limit_s(config, [worker, peer]) == 20.0  # the first one took long, and says nothing of the others
     did(5.0)
     assert worker.limit_s(config, [worker, peer]) == 30.0  # 10 x the mean
     did(294.0)
@@ -92,3 +99,75 @@ def test_the_limit_of_silence_is_learned_from_what_was_finished(clock: list[floa
     worker.idle()
     did(40.0)  # held up by something else: of one piece nothing is learned
     assert worker.limit_s(config, [worker, peer]) == 10 * (1.0 + 5.0 + 294.0 + 40.0 + 10.0) / 11
+
+
+@pytest.fixture
+def crew(tmp_path: Path, clock: list[float]) -> Iterator[Crew]:
+    """One drafter that was never started, and has finished three batches of a second each."""
+    config = WorkersConfig(target_devices=(), timeout_s=600.0, step_timeout_s=20.0, spare_drafters=False)
+    made = Crew(config, tmp_path, {}, Output(), setup=lambda _: {}, told=lambda *_: None, lost=lambda _: None)
+    worker = made["drafter0"]
+    for _ in range(3):
+        worker.busy()
+        clock[0] += 1.0
+        worker.idle()
+    made.tick()
+    yield made
+    made.close()
+
+
+def passes(crew: Crew, clock: list[float], seconds: int) -> None:
+    """Time, in which the launcher looks after its workers."""
+    for _ in range(seconds):
+        clock[0] += 1.0
+        crew.tick()
+
+
+def test_a_later_shape_that_compiles_is_given_the_time_of_loading(crew: Crew, clock: list[float]) -> None:
+    worker = crew["drafter0"]
+    ours, its = socket.socketpair()
+    worker.peer = Peer(ours)
+    crew.selector.register(ours, selectors.EVENT_READ, worker)
+    crew.send("drafter0", {"k": "train"})
+    its.sendall(json.dumps({"k": "stage", "stage": "compiling", "done": 1, "of": 2}).encode() + b"\n")
+    crew.wait(5.0, {})
+    passes(crew, clock, 300)
+    assert worker.fault is None
+    worker.idle()
+    crew.send("drafter0", {"k": "train"})
+    passes(crew, clock, 30)  # the next one does not compile
+    assert worker.fault == {"what": "drafter0 said nothing for 20 s"}
+    its.close()
+
+
+def test_time_in_which_the_launcher_stood_still_is_nobodys_silence(crew: Crew, clock: list[float]) -> None:
+    crew.send("drafter0", {"k": "train"})
+    passes(crew, clock, 10)
+    clock[0] += 300.0  # the whole container was frozen
+    passes(crew, clock, 8)
+    assert crew["drafter0"].fault is None
+    passes(crew, clock, 8)
+    assert crew["drafter0"].fault is not None
+
+
+def test_drafters_that_wait_for_others_within_a_batch_have_the_long_limit(crew: Crew, clock: list[float]) -> None:
+    crew.patient = True
+    crew.send("drafter0", {"k": "train"})
+    passes(crew, clock, 300)
+    assert crew["drafter0"].fault is None
+
+
+def test_a_spare_that_can_no_longer_be_told_anything_does_not_take_over(crew: Crew, tmp_path: Path) -> None:
+    spare = Worker("drafter0", "drafter", 0, "cpu", 1)
+    spare.start(tmp_path, crew._address, 1, spare=True)
+    crew._spares["drafter0"] = spare
+    for _ in range(600):
+        crew.wait(0.1, {})
+        if spare.greeted:
+            break
+    write_error_file(spare.error_file(tmp_path), TrainerError("it could not be imported"))
+    crew._lost(spare)
+    crew.tick()
+    assert spare.poll() == -signal.SIGKILL
+    assert not crew._spares
+    assert not spare.error_file(tmp_path).exists()  # nobody takes it for the run's first cause
