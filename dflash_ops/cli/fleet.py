@@ -11,7 +11,7 @@ import typer
 
 from dflash_ops.cli import complete
 from dflash_ops.cli.common import console, is_plain, render_error
-from dflash_ops.cli.watching import asking, waiting
+from dflash_ops.cli.watching import asking, person_asked, waiting
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -117,6 +117,8 @@ class _Screen:
 
     def draw(self, known: list[JobSeen], waiting: Sequence[tuple[Job, float]]) -> None:
         self._rows = known
+        if person_asked():
+            return
         longest = max((silent for _, silent in waiting), default=0.0)
         if self._live is None:
             if longest < _PATIENCE_S:

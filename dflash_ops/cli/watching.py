@@ -40,14 +40,20 @@ def stages() -> Stages:
         return Plain(sys.stderr)
     from dflash_ops.view.live import Live
 
-    return Live(console(stderr=True))
+    return Live(console(stderr=True), person_asked)
 
 
 def waiting() -> Stages:
     """For commands that ask and answer: what takes long shows itself on standard error, and nothing of it stays."""
     from dflash_ops.view.stages import Waiting
 
-    return Waiting(sys.stderr, terminal=not is_plain(sys.stderr))
+    return Waiting(sys.stderr, terminal=not is_plain(sys.stderr), asked=person_asked)
+
+
+def person_asked() -> bool:
+    """Whether a key's passphrase is being asked for: what is drawn meanwhile would wipe the question away."""
+    keys = sys.modules.get("dflash_ops.hosts.keys")  # where nobody has imported it (paramiko), nobody asks
+    return keys is not None and keys.SHARED.asking
 
 
 def asking(jobs: Sequence[Job]) -> str:

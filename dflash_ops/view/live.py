@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -38,10 +38,14 @@ class _Bar(BarColumn):
 
 
 class Live:
-    """Stages drawn by rich."""
+    """Stages drawn by rich.
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    Args:
+        asked: whether a person is being asked something on this terminal: it is left alone meanwhile.
+    """
+
+    def __init__(self, console: Console, asked: Callable[[], bool] = lambda: False) -> None:
+        self._console, self._asked = console, asked
 
     @contextmanager
     def stage(self, name: str, text: str) -> Iterator[Stage]:
@@ -55,6 +59,8 @@ class Live:
         )
         progress = Progress(*columns, console=self._console, transient=True)
         progress.add_task(name, total=None, told=told)
+        draw = progress.live.refresh
+        progress.live.refresh = lambda: None if self._asked() else draw()  # type: ignore[method-assign]
         try:
             with progress:
                 yield told

@@ -175,12 +175,21 @@ class Waiting:
 
     After a second a terminal shows a line that turns and counts, and takes it away in the end; elsewhere there is a
     line every `patience` seconds. No rich: a command that is done in 0.2 s must not import it.
+
+    Args:
+        asked: whether a person is being asked something on this terminal: it is left alone meanwhile.
     """
 
     def __init__(
-        self, stream: IO[str], *, terminal: bool, patience: float | None = None, clock: Clock = time.monotonic
+        self,
+        stream: IO[str],
+        *,
+        terminal: bool,
+        patience: float | None = None,
+        clock: Clock = time.monotonic,
+        asked: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._stream, self._terminal = stream, terminal
+        self._stream, self._terminal, self._asked = stream, terminal, asked
         self._patience, self._clock = PATIENCE_S if patience is None else patience, clock
 
     @contextmanager
@@ -209,12 +218,14 @@ class Waiting:
             return
         turn = 0
         while True:
-            passed = duration(self._clock() - stage.begun)
-            line = clean(f"{_TURN[turn % 4]} {stage.now()} ({passed})")
-            self._stream.write(f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K")
-            self._stream.flush()
-            turn += 1
+            if not self._asked():
+                passed = duration(self._clock() - stage.begun)
+                line = clean(f"{_TURN[turn % 4]} {stage.now()} ({passed})")
+                self._stream.write(f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K")
+                self._stream.flush()
+                turn += 1
             if ended.wait(self._patience / 8):
                 break
-        self._stream.write("\r\x1b[K")
-        self._stream.flush()
+        if turn:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from dflash_ops.view.live import Live
 from dflash_ops.view.pace import Pace
-from dflash_ops.view.stages import Plain, Told, Waiting
+from dflash_ops.view.stages import Plain, Stages, Told, Waiting
 
 
 def test_one_plain_line_a_stage_with_its_result() -> None:
@@ -95,6 +95,33 @@ def test_what_is_only_waited_for_shows_itself_when_it_lasts_and_leaves_nothing()
     with Waiting(screen, terminal=True, patience=0.05).stage("status", "asking gpu"):
         wait_for(screen, "asking gpu", 2)
     assert screen.getvalue().endswith("\r\x1b[K") and "\n" not in screen.getvalue()
+
+
+def test_a_terminal_is_left_alone_while_a_person_is_asked_something() -> None:
+    """A question that a spinner wipes away would never be answered."""
+    person = {"asked": True}
+    looks: list[bool] = []
+
+    def asked() -> bool:
+        looks.append(person["asked"])
+        return person["asked"]
+
+    def left_alone(stages: Stages, out: io.StringIO) -> None:
+        person["asked"] = True
+        looks.clear()
+        with stages.stage("status", "asking gpu"):
+            end = time.monotonic() + 30
+            while len(looks) < 5 and time.monotonic() < end:
+                time.sleep(0.01)
+            assert looks[:5] == [True] * 5
+            assert "asking gpu" not in out.getvalue()
+            person["asked"] = False
+            wait_for(out, "asking gpu", 2)
+
+    out = Screen()
+    left_alone(Waiting(out, terminal=True, patience=0.05, asked=asked), out)
+    out = Screen()
+    left_alone(Live(Console(file=out, force_terminal=True, color_system=None), asked), out)
 
 
 def test_a_terminal_sees_bytes_rate_and_time_that_is_left_without_a_word_from_the_sender() -> None:
