@@ -50,12 +50,12 @@ def again(root: Path, request: Mapping[str, Any], secrets: Mapping[str, str]) ->
         if last is None or last.number != request["attempt"] or last.launcher_alive:
             raise JobBusy("another attempt has begun since: nothing was done from outside", where, "look again")
         effects = ResidentEffects(layout, held, secrets, lambda _: None)
-        if not effects.fenced():
-            raise JobBusy("a person stopped this job: nothing was done from outside", where, "a person starts it again")
+        _fenced(effects, where)
         if request.get("use"):
             receive.use(root, str(request["use"]), secrets_.token_hex(4))
         effects.end(last.number, END_S)
         effects.wait_for("memory", MEMORY_S)
+        _fenced(effects, where)  # minutes may have passed
         ledger = rebuild(journal.read(layout.journal)[0])
         return effects.start(
             Overlay(ledger.layers),
@@ -66,3 +66,8 @@ def again(root: Path, request: Mapping[str, Any], secrets: Mapping[str, str]) ->
         )
     finally:
         held.release()
+
+
+def _fenced(effects: ResidentEffects, where: str) -> None:
+    if not effects.fenced():
+        raise JobBusy("a person stopped this job: nothing was started from outside", where, "a person starts it again")

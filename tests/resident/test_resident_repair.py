@@ -18,7 +18,9 @@ import pytest
 from resident_lab import Lab, wait_for  # type: ignore[import-not-found]
 
 from dflash_ops.contracts import Budgets, Event, Limits, Policy, Snapshot
-from dflash_ops.resident import attempts, daemon, lease, proc
+from dflash_ops.errors import JobBusy
+from dflash_ops.resident import again, attempts, daemon, journal, lease, proc
+from dflash_ops.resident.effects import ResidentEffects
 
 SAVING = Path(__file__).parent / "saving.py"
 ACT = Policy(mode="act", budgets=Budgets(backoff_s=0.2, backoff_cap_s=1.0))
@@ -153,6 +155,28 @@ def test_ctrl_c_and_a_stop_are_never_a_crash(one: Lab) -> None:
     one.ok("stop")
     assert a_pass(one)["verdict"] == "none"
     assert len(one.events("attempt_started")) == 2
+
+
+def test_a_stop_while_what_is_left_ends_keeps_the_start_from_outside_away(
+    one: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one.start()
+    one.stepping()
+    proc.send(one.launcher(), signal.SIGKILL)
+    one.until(lambda s: s.state.value == "crashed", "the crash")
+    end = ResidentEffects.end
+
+    def slow(self: ResidentEffects, attempt: int, seconds: float) -> None:
+        end(self, attempt, seconds)
+        journal.append(
+            one.layout.journal, "stop_requested", actor="operator", attempt=attempt, data={"reason": "enough"}
+        )
+
+    monkeypatch.setattr(ResidentEffects, "end", slow)
+    wait_for(lambda: lease.holder(one.layout) is None, "the loop's pass")
+    with pytest.raises(JobBusy, match="a person stopped this job"):
+        again.again(one.root, {"attempt": 1, "decision": "d", "reason": "r"}, {})
+    assert len(one.events("attempt_started")) == 1
 
 
 def test_secrets_come_through_a_restart_and_are_written_nowhere(one: Lab) -> None:
