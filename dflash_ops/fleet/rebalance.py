@@ -9,7 +9,6 @@ The rules here: the running job is touched last, and by one command that ends by
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 from dflash_ops.balance import Prediction, Split
@@ -83,12 +82,12 @@ class Rebalance(Turning):
     def interrupted(self) -> str:
         """What a person who pressed Ctrl-C in the middle of `run` needs to know."""
         if not self.touched:
-            return f"interrupted: the job {shlex.quote(self.job.name)} was not touched"
+            return f"interrupted: the job {self.typed} was not touched"
         return f"interrupted: {self._unfinished()}"
 
     def _unfinished(self) -> str:
         """What is true of a change that this command does not see to its end, and what to type; empty: none began."""
-        job = shlex.quote(self.job.name)
+        job = self.typed
         if self.touched == "switched":
             return f"the change goes on by itself there, see: dflash-ops status {job}; once it is done {self.again()}"
         if self.touched == "back":
@@ -306,7 +305,7 @@ class Rebalance(Turning):
         if again is not None:
             text = f"WENT BACK to {frm}, but attempt {number} crashed too: {again.what}"
         self.stages.note(text)
-        advice = f"the other splits: dflash-ops rebalance {shlex.quote(self.job.name)} --plan"
+        advice = f"the other splits: dflash-ops rebalance {self.typed} --plan"
         done = WentBack(f"{failed.what}\n{text}", failed.where or self.where, advice)
         done.result = self.result.to_json()
         raise done

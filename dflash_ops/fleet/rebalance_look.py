@@ -6,6 +6,7 @@ run's.
 
 from __future__ import annotations
 
+import shlex
 import statistics
 import time
 from collections.abc import Mapping
@@ -82,6 +83,11 @@ class Looking(Operation):
     def features(self) -> bool:
         return choice.has_features(self.config)
 
+    @property
+    def typed(self) -> str:
+        """The job as a shell takes it."""
+        return shlex.quote(self.job.name)
+
     def note(self, text: str) -> None:
         """A line for people, kept for `--json`."""
         self.result.notes.append(text)
@@ -132,7 +138,7 @@ class Looking(Operation):
             raise PreflightError(
                 f"attempt {self.attempt}{state} has told no pace yet, and neither has one before it",
                 where,
-                "wait until it has made steps: dflash-ops status",
+                f"wait until it has made steps: dflash-ops status {self.typed}",
             )
         number, damaged = int(measured["attempt"]), int(measured["damaged"])
         if not measured["records"]:
@@ -272,13 +278,13 @@ class Looking(Operation):
             raise JobBusy(
                 f"another change of the split is at work: {switch.get('phase')}",
                 f"{self.where}/run/switch.json",
-                "wait until it is done: dflash-ops status",
+                f"wait until it is done: dflash-ops status {self.typed}",
             )
         if lease is not None:
             raise JobBusy(
                 f"{lease['owner']} (pid {lease['pid']}) acts on this job",
                 f"{self.where}/run/lease",
-                "wait until it is done (dflash-ops status), then try again",
+                f"wait until it is done (dflash-ops status {self.typed}), then try again",
             )
         state = self.snapshot.state if self.snapshot is not None else State.UNKNOWN
         if state in (State.STEPPING, State.SLOW) and self.result.measured_at == self.attempt:
@@ -287,7 +293,9 @@ class Looking(Operation):
             raise PreflightError(
                 f"attempt {self.attempt} is {state.value}: it has to make steps before anything can be compared",
                 self.where,
-                "wait: dflash-ops status --watch" if state is not State.HUNG else "dflash-ops triage --job",
+                f"wait: dflash-ops status {self.typed} --watch"
+                if state is not State.HUNG
+                else f"dflash-ops triage --job {self.typed}",
             )
         cut = ""
         if (
@@ -316,4 +324,4 @@ class Looking(Operation):
         return f" --target-gpus {','.join(devices.target)} --drafter-gpus {','.join(devices.drafter)}"
 
     def _deploy(self, options: str) -> str:
-        return f"dflash-ops deploy {self.job.name}{options}"
+        return f"dflash-ops deploy {self.typed}{options}"

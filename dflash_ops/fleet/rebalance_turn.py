@@ -216,14 +216,16 @@ class Turning(Looking):
                     return Settled(failed=crash(self, attempt, seen), rc=rc)
                 if snapshot.state is State.HUNG:
                     hung = StartError(
-                        f"attempt {attempt} hangs: {snapshot.detail}", self.where, "dflash-ops triage --job"
+                        f"attempt {attempt} hangs: {snapshot.detail}",
+                        self.where,
+                        f"dflash-ops triage --job {self.typed}",
                     )
                     return Settled(failed=hung)
                 if snapshot.state is State.STOPPED:
                     raise StartError(
                         f"attempt {attempt} was stopped by somebody before it was measured",
                         self.where,
-                        f"it has the new split; start it: dflash-ops deploy {self.job.name} --resume",
+                        f"it has the new split; start it: dflash-ops deploy {self.typed} --resume",
                     )
                 if snapshot.state is State.FINISHED:
                     return Settled(short="the job finished before enough steps had come")
@@ -239,11 +241,11 @@ class Turning(Looking):
         actor = found["spec"]["actor"] if found is not None and found["spec"] is not None else "somebody"
         if by_supervisor(actor):
             why = f"attempt {attempt} failed, and the supervisor started attempt {newest} in its place"
-            return Settled(failed=StartError(why, self.where, "dflash-ops incidents"))
+            return Settled(failed=StartError(why, self.where, f"dflash-ops incidents list {self.typed}"))
         raise JobBusy(
             f"attempt {newest} was started meanwhile by {actor}: what was begun here is not measured",
             self.where,
-            "look: dflash-ops status; nothing more was done",
+            f"look: dflash-ops status {self.typed}; nothing more was done",
         )
 
     def _seen(self, watch: Watch[int], attempt: int, stage: Stage) -> Iterator[Seen]:
@@ -274,7 +276,7 @@ class Turning(Looking):
     def again(self, split: Split | None = None) -> str:
         """What to type for a split that runs and was not measured."""
         split = split or self.result.asked or self.now
-        command = f"dflash-ops rebalance {self.job.name} --targets {split.targets} --drafters {split.drafters}"
+        command = f"dflash-ops rebalance {self.typed} --targets {split.targets} --drafters {split.drafters}"
         return f"measure it, and keep it or go back: {command}"
 
     def measured(self, attempt: int, plan: Settling) -> Pace:

@@ -222,7 +222,7 @@ def test_what_is_refused_touches_nothing(job: Toy) -> None:
     held = {"schema": 1, "token": 99, "owner": "supervisor of the resident", "t": time.time(),
             "expires": time.time() + 60, **me()}  # fmt: skip
     lease.write_text(json.dumps(held))
-    refused(4, "supervisor of the resident", args=(*split, "--devices", "cpu,cpu,cpu"))
+    refused(4, "supervisor of the resident", "dflash-ops status toy", args=(*split, "--devices", "cpu,cpu,cpu"))
     lease.unlink()
 
     assert job.ops("stop").code == 0

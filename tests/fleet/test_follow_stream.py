@@ -267,7 +267,7 @@ def test_several_streams_are_told_apart_and_a_dead_one_holds_nobody(host: Told) 
         assert not watch.wait(0.01)
         assert not watch.over
         begun = time.monotonic()
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < 10
     for box in (dead.looks, dead.lines):
         box.put(SystemExit())
 
