@@ -49,6 +49,10 @@ def command(
 
         if state:
             raise UsageError("--state and --watch exclude each other: states change", "--state", "leave --state out")
+        if sort or nodes:
+            option = "--sort" if sort else "--nodes"
+            why = "on the screen jobs keep their places, and a job opens by Enter"
+            raise UsageError(f"{option} and --watch exclude each other: {why}", option, f"leave {option} out")
         return stay(loaded, jobs, as_json=json)
     alone = len(jobs) == 1 and not filters
     seen = look_all(loaded, jobs, deadline=deadline, quiet=json)

@@ -254,6 +254,8 @@ def test_what_fits_nothing_says_so(five: Fleet, capsys: pytest.CaptureFixture[st
         (["--job", "x", "--host", "gpu"], "no job fits --host gpu and --job x"),
         (["--state", "craashed"], "did you mean 'crashed'?"),
         (["--state", ","], "--state needs a value"),
+        (["--sort", "name", "--watch"], "--sort and --watch exclude each other"),
+        (["--nodes", "--watch"], "--nodes and --watch exclude each other"),
         (["--sort", "truoble"], "did you mean 'trouble'?"),
         (["--deadline", "0"], "--deadline"),
     ):
