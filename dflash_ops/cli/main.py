@@ -8,6 +8,8 @@ as an object on standard output, where the error leaves no other answer.
 
 from __future__ import annotations
 
+from dflash_ops.cli import early  # isort: skip  # first: what follows takes a while, and Ctrl-C may come meanwhile
+
 import errno
 import functools
 import importlib
@@ -28,6 +30,8 @@ from typer.main import get_command
 from dflash_ops import __version__
 from dflash_ops.cli.common import colours, discard_output, error_json, print_json, render_error
 from dflash_ops.errors import EXIT_CODES, DflashError, UsageError, did_you_mean
+
+early.over()
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,7 @@ def _read(client: JobClient, attempt: int | None, *, every: bool, points: int) -
     from dflash_ops.cli.watching import stages
     from dflash_ops.errors import DflashError
     from dflash_ops.tell.report import build
+    from dflash_ops.view.text import counted
 
     job = client.job
     with stages().stage("report", f"read the course of {job.label}") as stage:
@@ -114,7 +115,7 @@ def _read(client: JobClient, attempt: int | None, *, every: bool, points: int) -
         except DflashError:
             seen = None  # the course is there; of the present moment nothing is told
         lines = sum(one["course"]["lines"] for one in history.attempts)
-        stage.done(f"{len(history.attempts)} attempts, {lines} progress lines")
+        stage.done(f"{counted(len(history.attempts), 'attempt')}, {counted(lines, 'progress line')}")
     return build(
         history,
         seen if seen is not None and seen.reachable else None,

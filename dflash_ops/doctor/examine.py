@@ -67,9 +67,14 @@ def this_machine() -> Section:
     return Section("this machine", tuple(checks))
 
 
+#: Where a job's programs are looked for unless its `env` says so: the launcher's environment, not that of who calls.
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
 def request_of(job: Job) -> dict[str, Any]:
-    """What the probe is told of a job; no environment, no secrets."""
+    """What the probe is told of a job; of its environment only where its programs are looked for, no secrets."""
     return {
+        "path": job.env.get("PATH", PATH).replace("{root}", job.root),
         "root": job.root,
         "session": job.session,
         "socket": job.socket,

@@ -99,7 +99,7 @@ def tmux(request: dict[str, Any]) -> dict[str, Any] | None:
 
 def interpreter(request: dict[str, Any]) -> dict[str, Any]:
     name = request["interpreter"]
-    path = shutil.which(name)
+    path = shutil.which(name, path=request["path"])
     if path is None:
         file = Path(name)
         there = "/" in name and file.exists()

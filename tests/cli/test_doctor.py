@@ -96,6 +96,20 @@ def test_lines_for_people_without_colours(write: Callable[..., Path], capsys: py
     assert lines[at + 1].strip() == "next: correct `command` of job a"
 
 
+def test_a_program_is_looked_for_where_the_job_will_look(
+    write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in the PATH of who asks: an attempt has an environment of its own."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin/mine"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    assert only(look(write('command = ["mine"]\n')), "command").status == "fail"
+    theirs = write(f'command = ["mine"]\nenv = {{ PATH = "{program.parent}" }}\n')
+    assert only(look(theirs), "command").what == str(program)
+
+
 def test_every_warn_and_fail_says_what_to_do(write: Callable[..., Path], socket: str) -> None:
     subprocess.run(
         ["tmux", "-L", socket, "-f", "/dev/null", "new-session", "-d", "-s", "dflash-a", "sleep 60"],

@@ -60,7 +60,7 @@ def test_help_imports_no_command_and_nothing_heavy() -> None:
         "import sys\nfrom dflash_ops.cli.main import run\nrun(['--help'])\n"
         "heavy = {'rich', 'paramiko', 'libtmux', 'torch', 'transformers', 'tomllib', 'asyncio'}\n"
         "heavy |= {'dflash_ops.inventory'}\n"
-        "frame = {'dflash_ops.cli.main', 'dflash_ops.cli.common', 'dflash_ops.cli.complete'}\n"
+        "frame = {'dflash_ops.cli.main', 'dflash_ops.cli.common', 'dflash_ops.cli.complete', 'dflash_ops.cli.early'}\n"
         "own = {m for m in sys.modules if m.startswith('dflash_ops.cli.')} - frame\n"
         "print('LOADED', sorted((heavy & set(sys.modules)) | own))\n"
     )
@@ -245,6 +245,24 @@ def test_ctrl_c_is_130_and_no_traceback() -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err.strip() == "interrupted"
+
+
+def test_ctrl_c_while_the_program_is_loaded_is_no_traceback_either() -> None:
+    code = """
+import os, signal, sys
+class Pressed:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Pressed())
+import dflash_ops.cli.main
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+print("loaded")
+"""
+    for module, rc, said in (("typer", 130, ""), ("dflash_ops.errors", 130, ""), ("none", 0, "loaded\n")):
+        done = subprocess.run([sys.executable, "-c", code, module], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (rc, said), done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
