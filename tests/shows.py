@@ -12,7 +12,6 @@ import pty
 import sys
 import termios
 import threading
-import time
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -27,7 +26,8 @@ class Counting:
         self.stream: TextIO = open(inner, "w", encoding="utf-8")  # noqa: SIM115
         self.text, self.writes = "", 0
         self._more = threading.Condition()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         with contextlib.suppress(OSError):  # the other end of a pseudo-terminal was closed
@@ -46,7 +46,7 @@ class Counting:
     def close(self) -> str:
         """All that was told."""
         self.stream.close()
-        time.sleep(0.05)  # what is on its way
+        self._reader.join(20.0)  # it ends with what was on its way
         with contextlib.suppress(OSError):
             os.close(self._outer)
         return self.text

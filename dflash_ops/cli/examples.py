@@ -25,7 +25,7 @@ EXAMPLES: Mapping[str, str] = {
     "triage": "dflash-ops triage --job main --explain",
     "incidents list": "dflash-ops incidents list main",
     "incidents show": "dflash-ops incidents show 3 main",
-    "incidents reset": "dflash-ops incidents reset main",
+    "incidents reset": "dflash-ops incidents reset main --reason 'mended the data'",
     "supervise": "dflash-ops supervise --all",
     "report": "dflash-ops report main --all-attempts -o run.html",
     "exporter": "dflash-ops exporter --listen 127.0.0.1:9400",
