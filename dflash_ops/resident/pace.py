@@ -171,4 +171,5 @@ def _events(layout: Layout) -> list[dict[str, Any]]:
     if begun is None:
         return []
     told = ("rebalancing", "rebalanced", "deployed", "rolled_back", "attempt_started")
-    return [to_dict(e) for e in events[begun:] if e.event in told][-20:]
+    first, *later = [to_dict(e) for e in events[begun:] if e.event in told]
+    return [first, *later[-19:]]
