@@ -127,10 +127,17 @@ class JobClient:
         if how == "never":
             return Seen(_never(self.job.name, float(clock)), float(clock), deployed=False)
         if how == "file":
-            snapshot = self._understood(_object(rest), "run/snapshot.json")
+            said = _object(rest)
+            if said is None:
+                raise ContractError(
+                    f"{self.job.root}/run/snapshot.json is no JSON object",
+                    self.host.name,
+                    "ask again in some seconds: one that grows old is made anew; if it stays so, see run/resident.log",
+                )
+            snapshot = self._understood(said, "run/snapshot.json")
         else:
-            said = Completed(done.argv, done.rc, rest.encode(), done.stderr)
-            told = answer(said, self.host.name, self.python, "ask the resident")
+            asked = Completed(done.argv, done.rc, rest.encode(), done.stderr)
+            told = answer(asked, self.host.name, self.python, "ask the resident")
             snapshot = self._understood(told, "snapshot")
         # whole seconds only from `date`: the snapshot's own time may be a little later
         return Seen(snapshot, max(float(clock), snapshot.t))

@@ -151,8 +151,11 @@ def reset(
 
 
 def _cleared(answer: dict[str, Any]) -> str:
+    from dflash_ops.view.text import counted
+
     counts = answer["cleared"]
-    said = f"cleared: {counts['failures']} failures, {counts['actions']} tries"
+    tries = "1 try" if counts["actions"] == 1 else f"{counts['actions']} tries"
+    said = f"cleared: {counted(counts['failures'], 'failure')}, {tries}"
     if answer["stopped"]:
         return f"{said}; a person stopped the job, so only a start goes on: dflash-ops deploy"
     return f"{said}; it is judged anew" if answer["watched"] else f"{said}; no supervisor came up: run/resident.log"

@@ -31,8 +31,8 @@ def create(
         UsageError: there is one already (without `force`), or a name that no inventory may have.
         DflashError: the file cannot be written.
     """
-    path = Path(os.path.abspath(path.expanduser()))  # noqa: PTH100  # a link stays what it is
     try:
+        path = Path(os.path.abspath(path.expanduser()))  # noqa: PTH100  # a link stays what it is
         if path.is_dir():
             path = path / "inventory.toml"
         if path.exists() and not path.is_file():  # a device, which --force would take away from everybody

@@ -62,6 +62,18 @@ def test_what_is_no_ordinary_file_stays(folder: Path, capsys: pytest.CaptureFixt
     assert "fault of dflash-ops" not in said
 
 
+def test_a_folder_that_is_gone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "gone").mkdir()
+    monkeypatch.chdir(folder / "gone")
+    (folder / "gone").rmdir()
+    assert run(["init"]) == 1
+    said = capsys.readouterr().err
+    assert "cannot be written: No such file" in said
+    assert "fault of dflash-ops" not in said
+
+
 def test_a_link_is_not_written_through(folder: Path) -> None:
     (folder / "inventory.toml").symlink_to(folder / "elsewhere.toml")
     assert run(["init"]) == 2

@@ -54,6 +54,13 @@ def test_one_exec_for_a_status_with_paths_as_arguments_only() -> None:
     assert LOOK.isascii()
 
 
+def test_a_snapshot_that_is_cut_is_named_and_no_other_version_is_blamed() -> None:
+    for text in ('{"schema": 1, "st', "[]", "null", ""):
+        with pytest.raises(ContractError, match=r"run/snapshot.json is no JSON object") as caught:
+            client(looks(f"1001 file\n{text}\n")).snapshot()
+        assert (caught.value.exit_code, "ask again" in caught.value.next) == (6, True)
+
+
 def test_an_answer_of_the_resident_after_the_clock_line() -> None:
     seen = client(looks(f"1000 asked\n{dumps(SNAP)}\n")).snapshot()
     assert seen.now == 1000.5  # `date` has whole seconds only: the data is not from the future
