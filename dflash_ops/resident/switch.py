@@ -25,13 +25,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dflash_ops.contracts import JobSpec, Layout, State, from_dict
+from dflash_ops.contracts import Event, JobSpec, Layout, State, from_dict
 from dflash_ops.errors import BY_NAME, CommandFailed, ContractError, DflashError, JobBusy, StartError
 from dflash_ops.resident import attempts, itself, journal, lease, proc, receive, start, stop
 from dflash_ops.resident.aside import folder_of, move_some
 from dflash_ops.resident.files import read_json, run_lock, write_atomic
 from dflash_ops.resident.pace import SWITCH, switch_record
 from dflash_ops.resident.tmux import clean_environment
+from dflash_ops.supervise.ledger import by_supervisor
 
 #: Seconds that stop and start may take together, beyond the grace time.
 MORE_S = 300.0
@@ -237,7 +238,7 @@ def _switch(layout: Layout, request: dict[str, Any], told: Told, held: lease.Lea
     back = from_dict(JobSpec, request["back"], "job.json") if request.get("back") else None
     warnings: list[str] = []
     data = dict(request.get("event") or {})
-    journal.append(layout.journal, "rebalancing", actor=actor, attempt=last.number, data=data)
+    begun = journal.append(layout.journal, "rebalancing", actor=actor, attempt=last.number, data=data)
     told.write(phase="stopping")
     stopped = stop.stop(layout, float(request["grace_s"]), reason, actor)
     if stopped["state"] == State.FINISHED.value:
@@ -254,6 +255,7 @@ def _switch(layout: Layout, request: dict[str, Any], told: Told, held: lease.Lea
     held.check()
     if request.get("use"):
         receive.use(layout.root, str(request["use"]), secrets.token_hex(4))
+    _refuse_if_stopped(layout, begun, (actor, reason))
     try:
         started = start.start(layout.root, spec)
     except DflashError as error:
@@ -265,6 +267,29 @@ def _switch(layout: Layout, request: dict[str, Any], told: Told, held: lease.Lea
         "set_aside": aside,
         "warnings": [*warnings, *stopped["warnings"], *started["warnings"]],
     }
+
+
+def _refuse_if_stopped(layout: Layout, begun: Event, ours: tuple[str, str]) -> None:
+    """While the trainer saves a person may stop the job: then it stays stopped. `ours`: actor and reason of our stop.
+
+    Raises:
+        StartError: somebody did.
+    """
+    asked = [
+        (e.actor, str(e.data.get("reason")))
+        for e in journal.read(layout.journal)[0]
+        if e.seq > begun.seq
+        and (e.event, e.attempt) == ("stop_requested", begun.attempt)
+        and not by_supervisor(e.actor)
+    ]
+    if ours in asked:
+        asked.remove(ours)
+    if asked:
+        raise StartError(
+            f"{asked[-1][0]} stopped attempt {begun.attempt} while its split was being changed: nothing was started",
+            str(layout.root),
+            "the job is stopped; dflash-ops deploy --resume starts it again",
+        )
 
 
 def _aside(layout: Layout, request: dict[str, Any], reason: str, actor: str) -> str | None:
