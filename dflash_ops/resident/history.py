@@ -42,7 +42,11 @@ def main(args: list[str]) -> int:
     layout = Layout(options.root.absolute())
     there = attempts.numbers(layout)
     if not there:
-        raise UsageError("nothing was ever started: there is nothing to report", str(layout.attempts), "deploy first")
+        raise UsageError(
+            "nothing was ever started: there is nothing to report",
+            str(layout.attempts),
+            "start it with: dflash-ops deploy",
+        )
     if options.attempt is not None and options.attempt not in there:
         known = ", ".join(map(str, there[-20:]))
         raise UsageError(f"there is no attempt {options.attempt}", str(layout.attempts), f"use one of {known}")

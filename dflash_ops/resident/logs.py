@@ -53,7 +53,9 @@ def main(args: list[str]) -> int:
 def _number(layout: Layout, wanted: int | None) -> int:
     found = attempts.numbers(layout)
     if not found:
-        raise UsageError("there is no log: nothing was ever started", str(layout.attempts), "deploy first")
+        raise UsageError(
+            "there is no log: nothing was ever started", str(layout.attempts), "start it with: dflash-ops deploy"
+        )
     if wanted is not None and wanted not in found:
         raise UsageError(
             f"there is no attempt {wanted}", str(layout.attempts), f"use one of {', '.join(map(str, found[-20:]))}"

@@ -112,7 +112,11 @@ def command(spec: JobSpec, layout: Layout, attempt: int, cache: Path) -> Command
         "{checkpoints}": str(checkpoints_folder(spec, layout.root)),
     }
     if not release.is_dir() and any("{release}" in text for text in (*spec.argv, spec.cwd, *spec.env.values())):
-        raise UsageError(f"{release} is not there, and the command needs {{release}}", str(release), "deploy first")
+        raise UsageError(
+            f"{release} is not there, and the command needs {{release}}",
+            str(release),
+            "start it with: dflash-ops deploy",
+        )
     home = os.environ.get("HOME", "/")
     env = {
         "HOME": home,

@@ -39,7 +39,8 @@ def test_a_real_job_alive_and_after_a_crash(
     monkeypatch.setenv("DFLASH_INVENTORY", str(inventory))
     monkeypatch.chdir(tmp_path)
     assert run(["report"]) == 2
-    assert "nothing was ever started" in capsys.readouterr().err
+    assert "nothing was ever started" in (said := capsys.readouterr().err)
+    assert "dflash-ops deploy" in said
 
     one.start()
     one.until(lambda s: s.progress and (s.progress.step or 0) > 3, "a few steps")
