@@ -12,6 +12,7 @@ import argparse
 import os
 import re
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -86,19 +87,22 @@ def prompt(text: str) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.parse_args()
+    parser.add_argument("--folder", type=Path, default=Path("/srv/demo"), help="of the demo; must not exist, and goes")
+    demo: Path = parser.parse_args().folder
+    if demo.exists():
+        parser.error(f"{demo} exists: name another --folder")
     with tempfile.TemporaryDirectory(prefix="dflash-shots-", ignore_cleanup_errors=True) as folder:
         home = Path(folder) / "home"
         home.mkdir()
         terminal = Terminal(home)
-        there = f"{folder}/demo/inventory.toml"
+        there = str(demo / "inventory.toml")
         plan = f"dflash-ops rebalance demo --plan --devices cpu,cpu,cpu,cpu -i {there}"
         try:
             (home / "crash.log").write_text(LOG, "utf-8")
             terminal.open("triage", 100, 48, "cd; clear; dflash-ops triage crash.log")
             terminal.wait("triage", prompt, 60)
             terminal.shoot("triage", "dflash-ops triage crash.log")
-            terminal.open("demo", 100, 48, f"clear; dflash-ops demo --root {folder}/demo")
+            terminal.open("demo", 100, 48, f"clear; dflash-ops demo --root {demo}")
             terminal.wait("demo", lambda text: bool(re.search(r"step +(?:2[5-9]|3)\d+/", text)), 600)
             terminal.open("watch", 110, 34, f"dflash-ops status demo --watch -i {there}")
             terminal.wait("watch", lambda text: "stepping" in text and "workers" in text, 60)
@@ -111,17 +115,10 @@ def main() -> int:
             time.sleep(1)
             terminal.shoot("demo", "make demo")
         finally:
-            command = [
-                sys.executable,
-                "-m",
-                "dflash_ops.cli.main",
-                "stop",
-                "demo",
-                "-i",
-                f"{folder}/demo/inventory.toml",
-            ]
+            command = [sys.executable, "-m", "dflash_ops.cli.main", "stop", "demo", "-i", there]
             subprocess.run(command, env=terminal.env, capture_output=True, timeout=120)
             terminal("kill-server")
+            shutil.rmtree(demo, ignore_errors=True)
     return 0
 
 

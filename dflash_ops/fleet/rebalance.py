@@ -216,9 +216,9 @@ class Rebalance(Turning):
         if predicted is not None and predicted.block_tok_s:
             off = after.block_tok_s / predicted.block_tok_s - 1
             text += f", {ktok(predicted.block_tok_s)} predicted ({100 * off:+.0f} %)"
-        if before is not None:
-            text += f", {ktok(before.block_tok_s)} before with {frm}"
-        return text
+        if before is None:
+            return f"{text}; nothing was measured before, so it is compared with nothing"
+        return f"{text}, {ktok(before.block_tok_s)} before with {frm}"
 
     def _keep(self, frm: Split, to: Split, outcome: str) -> None:
         """The inventory has the new split from now on, and the journal says so.

@@ -6,6 +6,8 @@ run's.
 
 from __future__ import annotations
 
+import json
+import posixpath
 import shlex
 import statistics
 import time
@@ -48,6 +50,11 @@ RECENT = 60
 
 #: Looks, and seconds between them, for a lease that somebody holds.
 LOOKS, AGAIN_S = 3, 2.0
+
+#: Where ring and averages lie unless the config says otherwise, and the question how much room is there, and for the
+#: target's config.json (`$1` folder, `$2` file): a number or an empty line, then the file.
+RING_DIR = "/dev/shm"
+THERE = 'set -- "$1" "$2" $(df -P -B1 -- "$1" 2>/dev/null | tail -n 1); printf "%s\\n" "$6"; cat -- "$2" 2>/dev/null; :'
 
 #: Seconds of a restart where no earlier one tells.
 RESTART_S = 300.0
@@ -244,7 +251,31 @@ class Looking(Operation):
         totals = {int(g["index"]): int(g["total"]) for g in self.said["gpus"]}
         sizes = [totals[n] for n in wanted if n in totals]
         whole = len(sizes) == len(wanted) == len(pool)
-        return memory_from_check(needs, self.config, device=min(sizes) if whole and sizes else None, devices=len(pool))
+        target, room = self._there()
+        if room is not None and self.said["launcher"] is not None:
+            # What runs gives its own back before the other one takes it.
+            room += sum(value for key in ("ring_bytes", "average_bytes") if isinstance(value := needs.get(key), int))
+        return memory_from_check(
+            needs,
+            self.config,
+            target,
+            device=min(sizes) if whole and sizes else None,
+            host=room,
+            devices=len(pool),
+        )
+
+    def _there(self) -> tuple[Mapping[str, Any] | None, int | None]:
+        """The target's config.json, and free bytes where ring and averages lie; None: not known."""
+        path = str((self.config.get("target") or {}).get("path") or "")
+        folder = str((self.config.get("ring") or {}).get("dir") or RING_DIR)
+        file = f"{posixpath.join(self.job.root, path)}/config.json"
+        done = self.host.run(["sh", "-c", THERE, "sh", folder, file], deadline=ASK_S)
+        first, _, rest = done.text.partition("\n")
+        try:
+            found = json.loads(rest) if rest.strip() else None
+        except (ValueError, RecursionError):
+            found = None  # a hub id, or a damaged file: then what a target needs to work in is unknown
+        return found if isinstance(found, dict) else None, int(first) if first.isdigit() else None
 
     def request(self, spec: JobSpec, devices: Devices) -> Request:
         """What preflight and gate are asked of a split."""

@@ -21,8 +21,9 @@ from dflash_ops.supervise import nvidia
 #: itself costs a good part of a second.
 OFTEN_S, SELDOM_S = 5.0, 30.0
 
-#: Seconds after which it is asked again who holds memory.
+#: Seconds after which it is asked again who holds memory; only while somebody watches: it is a second nvidia-smi.
 HELD_S = 15.0
+UNWATCHED = "who holds memory is asked while somebody watches (status --watch)"
 
 #: Seconds that nvidia-smi may take: without its persistence daemon it wakes every card first.
 PATIENCE_S = 20.0
@@ -50,6 +51,7 @@ class Cards:
         self._beside = Beside(PATIENCE_S, clock)
         self._reasons = nvidia.REASONS[0]
         self._asking = ""
+        self._often = False
         self._asked = float("-inf")  # when the last question, or pair of them, came to its end
         self._gpus: tuple[GpuInfo, ...] = ()
         self._at = self._held_at = float("-inf")
@@ -62,6 +64,7 @@ class Cards:
         Args:
             launcher: of the attempt whose workers are to be known by name. often: whether somebody watches.
         """
+        self._often = often
         answer = self._beside.look()
         if answer is not None:
             self._take(answer, launcher)
@@ -112,8 +115,12 @@ class Cards:
         self._gpus = tuple(replace(gpu, holders=before.get(gpu.uuid)) for gpu in cards.gpus)
         self._asked = self._at = self._clock()
         self._fault, self._words = "", cards.words
-        if self._at - self._held_at >= HELD_S:
-            self._begin("holders")
+        if self._often:
+            if self._at - self._held_at >= HELD_S:
+                self._begin("holders")
+        elif self._at - self._held_at > OLD_S:
+            self._gpus = nvidia.held(self._gpus, None)
+            self._held_note = UNWATCHED
 
     def _failed(self, why: str) -> None:
         self._fault = why

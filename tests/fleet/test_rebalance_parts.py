@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dflash_ops.balance import Plan, Prediction, Row, Split, Verdict
+from dflash_ops.balance import Plan, Prediction, Row, Split, Verdict, judge_memory
 from dflash_ops.client import Seen
 from dflash_ops.contracts import ExitRecord, JobSpec, Progress, Snapshot, State
 from dflash_ops.errors import ConnectionLost, DflashError, JobBusy, StartError, UsageError
@@ -144,7 +145,8 @@ class Told(Turning):
     def __init__(self, *news: Seen | DflashError, newest: str = "ada") -> None:
         job = Job("j", "h", "/r", "s", "/r/c", trainer=Trainer(("cpu",), ("cpu",)))
         asked = Asked(split=Split(2, 1), limit_s=3.0)
-        super().__init__(FakeHost(), job, asked, Silent(), python="python3", environ={})
+        self.fake = FakeHost()
+        super().__init__(self.fake, job, asked, Silent(), python="python3", environ={})
         self.news: Iterator[Seen | DflashError] = iter(news)
         self.__dict__["client"] = SimpleNamespace(seen=self._next, follow=self._follow, job=job, logs=lambda **_: [])
         self.actor = newest
@@ -237,3 +239,40 @@ def test_the_table_fits_80_columns_and_says_why_a_split_is_refused() -> None:
         assert line in text
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
+
+
+# -- memory
+
+GIB = 1 << 30
+#: Qwen3.6-27B as far as its shape counts here.
+TARGET = {
+    "text_config": {
+        "hidden_size": 5120, "intermediate_size": 17408, "num_attention_heads": 24, "num_key_value_heads": 4,
+        "head_dim": 256, "vocab_size": 248320,
+    }
+}  # fmt: skip
+NEEDS = {
+    "target_bytes_per_worker": 54 * GIB, "drafter_bytes_per_worker": 20 * GIB, "drafter_parameters": 10**9,
+    "ring_bytes": 8 * GIB, "average_bytes": 20 * GIB, "targets": 6, "readers": 0, "drafters": 2,
+}  # fmt: skip
+
+
+def memory(total: int, room: int | None, target: dict[str, Any] | None) -> Verdict:
+    """What is said of 5+3, of eight cards with so much memory and a ring.dir with so much room."""
+    turning = Told()
+    turning.config, turning.devices = {"target": {"path": "target"}, "data": {"batch_size": 1}}, GPUS
+    turning.said = {"gpus": [{"index": n, "total": total, "used": 0} for n in range(8)], "launcher": 7}
+    answer = f"{room if room is not None else ''}\n{json.dumps(target) if target is not None else ''}"
+    turning.fake.answer("sh", "-c", lambda _: True, "sh", "/dev/shm", "/r/target/config.json", stdout=answer)
+    return judge_memory(Split(5, 3), turning.memory_of(NEEDS))
+
+
+def test_a_split_fits_only_where_cards_and_the_memory_of_the_ring_are_known() -> None:
+    assert memory(140 * GIB, 100 * GIB, TARGET).state == "fits"
+    assert memory(140 * GIB, 0, TARGET).state == "fits", "what runs gives its own ring and averages back"
+    small = memory(40 * GIB, 100 * GIB, TARGET)
+    assert (small.state, "a target needs" in small.text) == ("no", True)
+    blind = memory(140 * GIB, None, None)
+    assert blind.state == "unknown"
+    assert "what a target needs to work in" in blind.text
+    assert "host memory for ring and averages" in blind.text

@@ -36,11 +36,12 @@ def at(make_run: Callable[..., Run], targets: int, drafters: int, attempt: int) 
 def test_a_split_is_predicted_from_the_records_of_another_one(
     make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within 15 %; where other work held a worker up for so long that its stage is no sleep any more, once more."""
+    """Within 15 %, where stages were sleeps; where other work held a worker up it is tried again, and then skipped."""
+    judged = False
     path = [str(REPO / "benchmarks" / "slow_stages"), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
     monkeypatch.setenv("DFLASH_SLOW_STAGES", json.dumps(STAGES))
-    for attempt in range(2):
+    for attempt in range(3):
         rates = measure(*at(make_run, 1, 1, attempt))
         took = {"target": rates.target.mean, "drafter": rates.drafter.mean, "average": rates.average.mean}
         # The trainer's own account of each stage: what was slept, and a little.
@@ -49,8 +50,11 @@ def test_a_split_is_predicted_from_the_records_of_another_one(
         seen = statistics.median(tokens / seconds for tokens, seconds in paces(*at(make_run, 2, 1, attempt)))
         told = f"predicted {found.block_tok_s:.1f}, seen {seen:.1f}, stages {took}"
         sleepy = all(took[stage] < 1.25 * STAGES[stage] for stage in ("target", "drafter"))
+        judged |= sleepy
         if sleepy and abs(found.block_tok_s / seen - 1) <= 0.15:
             # Two targets are faster than the drafter: another side limits than the one that was seen to.
             assert here.limit == "targets" and found.limit != "targets"
             return
+    if not judged:
+        pytest.skip(f"this machine is too busy to tell: {told}")
     pytest.fail(told)
