@@ -214,7 +214,7 @@ CASES = (
     Case("fx_race", ("fx_race.py",), (), needs="long", timeout_s=900),
 )
 #: Files of this folder that measure nothing by themselves.
-HELPERS = frozenset({"bench.py", "parts.py", "memory.py", "systems.py", "torchrun_stages.py"})
+HELPERS = frozenset({"bench.py", "history.py", "parts.py", "memory.py", "systems.py", "torchrun_stages.py"})
 
 
 def why_not(case: Case) -> str | None:
