@@ -12,7 +12,7 @@
 # make venv    only the virtual environment
 #
 # PYTHON=python3.12     another interpreter (3.11 to 3.13)
-# TESTJOBS=4            processes of make test: most tests wait more than they compute
+# TESTJOBS=4            processes of make test, each with one thread of torch: most tests wait more than they compute
 # TORCH=torch==2.13.0   another torch; TORCH_PIP="--index-url URL" picks a CPU build (README, "How large is torch?")
 
 PYTHON ?= python3
@@ -40,7 +40,7 @@ demo-crash: venv
 	@cd tests && PYTHONPATH=.. ../$(BIN)/python -m chaos.night
 
 test: lint lab-packages
-	@$(BIN)/python -m pytest -n $(TESTJOBS) --dist worksteal
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TESTJOBS) --dist worksteal
 
 docs: venv
 	@$(BIN)/python -m dflash_ops.cli.reference
