@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import secrets
+import select
 import signal
 import subprocess
 import sys
@@ -31,8 +32,8 @@ class Rule:
 
     Args:
         codes: exit codes that are right. more: words behind the line. lasts: it does not end by itself; it is
-        interrupted once it has said this. skip: why it is not run. proof: the test that runs it instead.
-        after: what happens to the scratch folder behind it. instead: what is done in its place.
+        interrupted once it has said this, on either stream. skip: why it is not run. proof: the test that runs it
+        instead. after: what happens to the scratch folder behind it. instead: what is done in its place.
     """
 
     pattern: str
@@ -136,26 +137,18 @@ class Reader:
             return subprocess.CompletedProcess(line, 0 if self.cwd.is_dir() else 1, "", "")
         process = subprocess.Popen(
             ["bash", "-c", f"{line} {rule.more}".strip()], cwd=self.cwd, env={**self.environ, **rule.environ},
-            text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+            text=True, errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            start_new_session=True,
         )  # fmt: skip
         with process:
             if rule.lasts is None:
                 out, err = process.communicate(timeout=150)
                 return subprocess.CompletedProcess(line, process.returncode, out, err)
-            assert process.stdout is not None
-            seen = ""
-            if rule.lasts:
-                for text in process.stdout:
-                    seen += text
-                    if rule.lasts in text:
-                        break
-            else:
-                time.sleep(1.5)  # it has nothing to say; that it goes on is what is wanted
-                assert process.poll() is None, process.communicate()
+            seen, told = until_said(process, rule.lasts)
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does
             out, err = process.communicate(timeout=60)
             ended = 0 if process.returncode in (130, -signal.SIGINT) else process.returncode
-            return subprocess.CompletedProcess(line, ended if rule.lasts in seen + out else 1, seen + out, err)
+            return subprocess.CompletedProcess(line, ended, seen + out, told + err)
 
     def end(self) -> None:
         """Nothing that its commands started lives on."""
@@ -169,6 +162,31 @@ class Reader:
                 with contextlib.suppress(OSError):
                     if any(word.startswith(own) for word in (entry / "cmdline").read_bytes().split(b"\0")):
                         os.kill(int(entry.name), signal.SIGKILL)
+
+
+def until_said(process: subprocess.Popen[str], word: str, within: float = 150.0) -> tuple[str, str]:
+    """Both its streams so far, once one of them has said `word`.
+
+    Raises:
+        AssertionError: it did not say so in time, or ended before; it is killed then.
+    """
+    assert process.stdout is not None
+    assert process.stderr is not None
+    seen = {process.stdout.fileno(): b"", process.stderr.fileno(): b""}
+    ended: set[int] = set()
+    deadline = time.monotonic() + within
+    while not any(word.encode() in said for said in seen.values()):
+        ready, _, _ = select.select(seen.keys() - ended, [], [], max(0.0, deadline - time.monotonic()))
+        for stream in ready:
+            data = os.read(stream, 1 << 16)
+            seen[stream] += data
+            ended |= set() if data else {stream}
+        if not ready or ended == seen.keys():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise AssertionError(f"{process.args} did not say {word!r}: {seen}")
+    out, err = (said.decode("utf-8", "replace") for said in seen.values())
+    return out, err
 
 
 def reader_in(home: Path) -> Reader:

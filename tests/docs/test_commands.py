@@ -41,9 +41,10 @@ def own_job(reader: Reader) -> None:
     devices = {"target_devices": [0, 1], "drafter_devices": [2]}
     trainer = {**devices, "target": {"path": "/models/target"}, "data": {"path": "/data/train.jsonl"}}
     gpus = {"host": "local", "root": str(home / "gpus"), "interpreter": PYTHON, "trainer": trainer}
-    hosts = {"local": {"kind": "local", "python": PYTHON}}
-    for name, keys in (("inventory.toml", job), ("gpus.toml", gpus)):
-        (home / name).write_text(dump_toml({"schema": 1, "hosts": hosts, "jobs": {"main": keys}}))
+    hosts = {"local": {"kind": "local", "python": PYTHON}, "nobody": {"kind": "ssh", "address": "127.0.0.1", "port": 1}}
+    away = {**job, "host": "nobody"}  # nothing listens there: it is the news that `supervise` has
+    for name, jobs in (("inventory", {"main": job}), ("gpus", {"main": gpus}), ("away", {"main": job, "away": away})):
+        (home / f"{name}.toml").write_text(dump_toml({"schema": 1, "hosts": hosts, "jobs": jobs}))
 
 
 RULES = (
@@ -53,8 +54,8 @@ RULES = (
     Rule(r"dflash-ops doctor", codes=(0, 3)),  # what this machine lacks is no fault of the text
     Rule(r"dflash-ops status main --watch", lasts="stepping"),
     Rule(r"dflash-ops logs main -f", lasts="drafter0 at"),
-    Rule(r"dflash-ops exporter", more="--listen 127.0.0.1:0", lasts=""),
-    Rule(r"dflash-ops supervise --all", lasts=""),
+    Rule(r"dflash-ops exporter", more="--listen 127.0.0.1:0", lasts="/metrics"),
+    Rule(r"dflash-ops supervise --all", lasts="away: unreachable", environ={"DFLASH_INVENTORY": "away.toml"}),
     Rule(r"dflash-ops deploy .*--target-gpus", more="--plan", codes=(3,), environ={"DFLASH_INVENTORY": "gpus.toml"}),
     Rule(r"dflash-ops rebalance", proof="tests/deploy/test_rebalance.py"),  # a run of the bundled trainer, measured
     Rule(r"dflash-ops enable", proof="tests/lab/test_wire_boot.py"),  # writes into this machine's start
