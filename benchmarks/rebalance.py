@@ -12,11 +12,9 @@ like 4 devices. Each prediction is made from what the split before it measured. 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import secrets
-import signal
 import statistics
 import subprocess
 import sys
@@ -26,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
+from ending import end_supervisors, kill_recorded
 from parts import MASK, ROOT, write_samples, write_target
 
 from dflash_ops.deploy.toml import dump_toml
@@ -102,20 +102,10 @@ class Job:
 
     def end(self) -> None:
         """Nothing of it is left."""
-        for path in [self.root / "run/resident.json", *self.root.glob("run/attempts/*/start.json")]:
-            with contextlib.suppress(OSError, ValueError):
-                said = json.loads(path.read_text("utf-8"))
-                for one in (said.get("wrapper"), said.get("launcher"), said):
-                    if isinstance(one, dict) and "pid" in one:
-                        _kill(one["pid"], one["start"])
+        end_supervisors(self.root)
+        kill_recorded(self.root)
         subprocess.run(["tmux", "-L", self.socket, "kill-server"], capture_output=True, timeout=20)
         Path(f"/tmp/tmux-{os.getuid()}/{self.socket}").unlink(missing_ok=True)
-
-
-def _kill(pid: int, start: int) -> None:
-    with contextlib.suppress(OSError):
-        if int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) == start:
-            os.kill(pid, signal.SIGKILL)
 
 
 def main() -> int:

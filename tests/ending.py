@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -23,6 +24,23 @@ def end_supervisors(root: Path) -> None:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
     raise AssertionError(f"supervisors below {root} outlived SIGKILL: {found}")
+
+
+def kill_recorded(root: Path) -> None:
+    """Kills what the records of the job in `root` name: launchers, wrappers, the loop; behind `end_supervisors`."""
+    run = root / "run"
+    for path in [*run.glob("attempts/*/start.json"), run / "resident.json"]:
+        with contextlib.suppress(OSError, ValueError):
+            said = json.loads(path.read_text("utf-8"))
+            for one in (said.get("launcher"), said.get("wrapper"), said):
+                if isinstance(one, dict) and "pid" in one:
+                    _kill(one["pid"], one["start"])
+
+
+def _kill(pid: int, start: int) -> None:
+    with contextlib.suppress(OSError):
+        if int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) == start:
+            os.kill(pid, signal.SIGKILL)
 
 
 def _below(root: Path, words: list[bytes]) -> bool:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
-import signal
 import subprocess
 import sys
 import time
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ending import end_supervisors
+from ending import end_supervisors, kill_recorded
 from ports import free_port
 from schemas import whole
 
@@ -226,16 +224,4 @@ def _end(toy: Toy, root: Path | None = None) -> None:
     end_supervisors(toy.folder)  # a test may have more jobs than one
     toy.tmux("kill-server")
     Path(f"/tmp/tmux-{os.getuid()}/{toy.socket}").unlink(missing_ok=True)
-    run = (root or toy.root) / "run"
-    for path in [*run.glob("attempts/*/start.json"), run / "resident.json"]:
-        with contextlib.suppress(OSError, ValueError):
-            said = json.loads(path.read_text())
-            for one in (said.get("launcher"), said.get("wrapper"), said):
-                if isinstance(one, dict) and "pid" in one:
-                    _kill(one["pid"], one["start"])
-
-
-def _kill(pid: int, start: int) -> None:
-    with contextlib.suppress(OSError):
-        if int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) == start:
-            os.kill(pid, signal.SIGKILL)
+    kill_recorded(root or toy.root)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -17,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ending import end_supervisors
+from ending import end_supervisors, kill_recorded
 
 from dflash_ops.cli.main import run
 from dflash_ops.contracts import JobSpec, dumps
@@ -130,16 +128,4 @@ class JobLab:
         end_supervisors(self.root)
         self.tmux("kill-server")
         Path(f"/tmp/tmux-{os.getuid()}/{self.socket}").unlink(missing_ok=True)
-        run_folder = self.root / "run"
-        for path in [*run_folder.glob("attempts/*/start.json"), run_folder / "resident.json"]:
-            with contextlib.suppress(OSError, ValueError):
-                said = json.loads(path.read_text())
-                for one in (said.get("launcher"), said.get("wrapper"), said):
-                    if isinstance(one, dict) and "pid" in one:
-                        _kill(one["pid"], one["start"])
-
-
-def _kill(pid: int, start: int) -> None:
-    with contextlib.suppress(OSError):
-        if int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) == start:
-            os.kill(pid, signal.SIGKILL)
+        kill_recorded(self.root)
