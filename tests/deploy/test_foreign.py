@@ -11,28 +11,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jsonschema
+from schemas import valid
 
 if TYPE_CHECKING:
     from conftest import Toy
-
-SCHEMAS = Path(__file__).resolve().parents[2] / "docs/schemas"
-
-
-def valid(kind: str, value: dict[str, Any]) -> None:
-    schema = json.loads((SCHEMAS / f"{kind}.schema.json").read_text())
-    jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.Draft202012Validator(closed(schema)).validate(value)
-
-
-def closed(schema: Any) -> Any:
-    """The schema with no room for keys that it does not name: a reader may meet new ones, a test must not."""
-    if isinstance(schema, list):
-        return [closed(s) for s in schema]
-    if not isinstance(schema, dict):
-        return schema
-    tight = {k: closed(v) for k, v in schema.items()}
-    return {"additionalProperties": False, **tight} if isinstance(tight.get("properties"), dict) else tight
 
 
 def stepping(status: dict[str, Any]) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import jsonschema
 import pytest
 from job_lab import JobLab
+from schemas import valid
 
 from dflash_ops.cli.main import run
 from dflash_ops.collect import kernel
@@ -152,29 +153,13 @@ def toy(tmp_path: Path, pyz: Path, said: Callable[[], tuple[str, str]], below: K
         lab.end()
 
 
-def valid(row: dict[str, Any]) -> None:
-    schema = json.loads((ROOT / "docs/schemas/triage.schema.json").read_text())
-    jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.Draft202012Validator(closed(schema)).validate(row)
-
-
-def closed(schema: Any) -> Any:
-    """The schema with no room for keys that it does not name: a reader may meet new ones, a test must not."""
-    if isinstance(schema, list):
-        return [closed(s) for s in schema]
-    if not isinstance(schema, dict):
-        return schema
-    tight = {k: closed(v) for k, v in schema.items()}
-    return {"additionalProperties": False, **tight} if isinstance(tight.get("properties"), dict) else tight
-
-
 def test_a_crash_is_named_from_the_newest_attempt_alone(crashed: JobLab) -> None:
     """Two attempts with two causes: the newest counts, `--attempt 1` shows the first."""
     toy = crashed
     said = toy.triage("--json")
     assert said.code == 0, said.err
     row = said.row
-    valid(row)
+    valid("triage", row)
     assert (row["class"], row["job"], row["attempt"], row["path"]) == ("cuda_oom", "toy", 2, "toy")
     assert row["user_frame"] == "/root/train_dflash.py:402"
     cause = row["evidence"][0]
@@ -184,7 +169,7 @@ def test_a_crash_is_named_from_the_newest_attempt_alone(crashed: JobLab) -> None
     assert [e["role"] for e in row["evidence"]].count("same") == 0, "the pane repeats the log"
     assert any(r["command"] == "dflash-ops triage --job toy --explain" for r in row["remedies"]), "the job's own name"
     older = toy.triage("--json", "--attempt", "1").row
-    valid(older)
+    valid("triage", older)
     assert (older["class"], older["attempt"]) == ("disk_full", 1)
     pane = next(s for s in older["facts"]["sources"] if s["name"] == "pane")
     assert (pane["status"], pane["note"]) == ("none", "it shows a later attempt")
@@ -241,7 +226,7 @@ def test_a_kill_that_only_the_kernel_explains(killed: tuple[JobLab, int], below:
     kill = f"Out of memory: Killed process {launcher} (python3) total-vm:9000000kB, anon-rss:8000000kB, file-rss:0kB, shmem-rss:0kB, UID:0 pgtables:100kB oom_score_adj:0"
     below.lines = [(1.0, kill)]
     told = toy.triage("--json").row
-    valid(told)
+    valid("triage", told)
     assert told["class"] == "host_oom_kernel_log"
     assert str(launcher) in told["root_exception"]
     assert time.strftime("%Y", time.gmtime()) in told["evidence"][0]["text"]
@@ -267,7 +252,7 @@ def test_every_text_that_cannot_be_had_is_named_and_the_others_are_read(spoilt: 
     (toy.attempt(2) / "logs").mkdir()
     (toy.attempt(2) / "logs/drafter0.log").mkdir()
     said = toy.triage("--json")
-    valid(said.row)
+    valid("triage", said.row)
     assert said.row["class"] == "cuda_oom"
     assert "no route" in said.missing("kernel log")
     assert "no route" in said.missing("memory events")
@@ -302,7 +287,7 @@ def test_what_nvidia_smi_says_is_a_fact_and_evidence_only_where_it_fails(
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     row = spoilt.triage("--json").row
-    valid(row)
+    valid("triage", row)
     assert "NVIDIA H200" in row["facts"]["nvidia_smi"]
     assert "missing" not in row["facts"] or not any("nvidia" in m for m in row["facts"]["missing"])
     (spoilt.attempt(2) / "log").write_text("it 5/100 loss 0.8\n")
@@ -428,7 +413,7 @@ def test_status_of_a_crashed_job_names_the_command(crashed: JobLab) -> None:
 def test_a_job_that_runs_well_is_healthy(toy: JobLab) -> None:
     toy.start(ENDLESS, wait=False)
     said = toy.triage("--json")
-    valid(said.row)
+    valid("triage", said.row)
     assert said.row["class"] == "healthy"
     assert said.source("exit.json")["note"] == "the attempt still runs"
     assert ", still running: healthy" in toy.triage().out
