@@ -3,8 +3,8 @@
     python benchmarks/fleet.py
     python benchmarks/fleet.py --hosts 200 --slow 20 --away 10 --deadline 3
 
-Simulated hosts: most answer within 0.1 s, some take a second or two, some hang until their deadline. The goal is the
-issue's: one pass within twice the slowest answer. Exit code 1 if not, or if an answer that had come was held back.
+Simulated hosts: most answer within 0.1 s, some take a second or two, some hang until their deadline. The goal: one
+pass within twice the slowest answer. Exit code 1 if not, or if others than those that hang count as unreachable.
 """
 
 from __future__ import annotations

@@ -31,7 +31,9 @@ command = ["true"]
 
 def seconds(words: list[str], env: dict[str, str]) -> float:
     begin = time.perf_counter()
-    subprocess.run([sys.executable, *words], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    quiet = subprocess.DEVNULL
+    # One that fails early would look fast.
+    subprocess.run([sys.executable, *words], env=env, stdout=quiet, stderr=quiet, check=True, timeout=60)
     return time.perf_counter() - begin
 
 
@@ -42,7 +44,7 @@ def imported(words: list[str], env: dict[str, str]) -> list[str]:
         f"try:\n    run({words!r})\nexcept SystemExit:\n    pass\n"
         f"print([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
     return [word.strip("' ") for word in done.stderr.splitlines()[-1].strip("[]").split(",") if word.strip("' ")]
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/supervise.py [--seconds 120] [--rounds 3] [--json]
 
-One supervised pipeline (stages that sleep, slow/sitecustomize.py), the same one without a supervisor beside it, and one
-under `torchrun --max-restarts` (torchrun_stages.py); all of the same run.json.
+One supervised pipeline (stages that sleep, slow_stages/sitecustomize.py), the same one without a supervisor beside it,
+and one under `torchrun --max-restarts` (torchrun_stages.py); all of the same run.json.
 
     overhead   step time with the supervisor, of without, over the same seconds
     cost       CPU of loop and guard, with all that they start (passes of repair, tmux clients), as a share of one
@@ -150,8 +150,7 @@ def hang(system: Supervised) -> dict[str, float]:
 def rank_killed(system: Torchrun) -> dict[str, float]:
     """SIGKILL of a drafter's rank under torchrun: seconds until it steps beyond where it was."""
     steps = system.root / "steps"
-    size, victim = steps.stat().st_size, system.workers("drafter")[0]
-    others = system.workers("target")
+    victim, others = system.workers("drafter")[0], system.workers("target")
     began = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     seen = until(lambda: not set(others) & set(system.workers("target")), "end of the other ranks", 60)

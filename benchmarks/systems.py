@@ -11,7 +11,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -298,7 +297,3 @@ def _below(pid: int) -> list[tuple[int, list[str]]]:
                 found.append((child, [word for word in line.split("\0") if word]))
                 todo.append(child)
     return found
-
-
-def remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
