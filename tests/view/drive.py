@@ -8,13 +8,10 @@ terminal that counts cells (tests/view/vt.py).
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
 import secrets
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -262,14 +259,14 @@ def drive(folder: Path, tmux: Tmux, path: Path, seconds: float) -> list[Counted]
 
 def end(folder: Path, jobs: Tmux) -> None:
     """The jobs of `inventory`, and all that watches them."""
-    from ending import end_supervisors
+    from ending import end_supervisors, kill_recorded
 
-    for root in (p.parent for p in folder.glob("*/resident")):
+    roots = [p.parent for p in folder.glob("*/resident")]
+    for root in roots:
         end_supervisors(root)
     jobs("kill-server")
-    for pids in (p.read_text() for p in folder.glob("*/run/attempts/*/start.json")):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(json.loads(pids)["launcher"]["pid"], signal.SIGKILL)
+    for root in roots:
+        kill_recorded(root)
 
 
 def main(seconds: float) -> None:
