@@ -76,6 +76,17 @@ def pen(environ: Mapping[str, str], encoding: str | None) -> Pen:
     return UNICODE if utf else ASCII
 
 
+def _ready(sources: Mapping[int, int], seconds: float) -> set[int]:
+    """Descriptors of which something can be told, after so many seconds at the latest.
+
+    Not by `select.select`: it knows none above 1023, and a watch of many machines has more.
+    """
+    poll = select.poll()
+    for source, events in sources.items():
+        poll.register(source, events)
+    return {source for source, _ in poll.poll(max(0.0, seconds) * 1000)}
+
+
 class Terminal:
     """A context in which the terminal is the watch's.
 
@@ -142,14 +153,14 @@ class Terminal:
             try:
                 data = data[os.write(self._out, data) :]
             except BlockingIOError:  # another program left it non-blocking
-                select.select([], [self._out], [], 1.0)
+                _ready({self._out: select.POLLOUT}, 1.0)
 
     def wait(self, seconds: float) -> list[str]:
         """Keys that were pressed, at the latest after so many seconds; a signal ends the wait with none."""
         if self._rest:
             seconds = min(seconds, ESCAPE_S)
         sources = [self._wake[0], *([self._in] if self.keys else [])]
-        ready, _, _ = select.select(sources, [], [], max(0.0, seconds))
+        ready = _ready(dict.fromkeys(sources, select.POLLIN), seconds)
         if self._wake[0] in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake[0], 4096)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import resource
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +18,7 @@ from screens import STEPPING, one
 
 from dflash_ops.cli.watch import Screen, _loop, watched
 from dflash_ops.cli.watch_pages import Reading, plain
-from dflash_ops.cli.watch_terminal import decode, pen
+from dflash_ops.cli.watch_terminal import Terminal, decode, pen
 from dflash_ops.client import Seen
 from dflash_ops.contracts import State
 from dflash_ops.errors import HostUnreachable
@@ -262,3 +266,37 @@ def test_a_key_is_answered_at_once_and_a_pause_writes_only_its_age(
     paused = [text for t, text in terminal.written if 2.2 < t < 9.0]
     assert 5 <= len(paused) <= 8  # once a second
     assert max(map(len, paused)) < 60
+
+
+def test_keys_are_read_however_many_files_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipe that ends the wait is opened behind the connections: its number may be above 1023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    opened: list[int] = []
+
+    def pipe() -> tuple[int, int]:
+        ends = os.pipe()
+        high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 1100) for end in ends]
+        for end in ends:
+            os.close(end)
+        opened.extend(high)
+        return high[0], high[1]
+
+    try:
+        terminal_in, keyboard = pipe()
+        woken, wake = pipe()
+        os.set_blocking(woken, False)
+        monkeypatch.setattr(sys, "stdin", os.fdopen(terminal_in, closefd=False))
+        monkeypatch.setattr(sys, "stdout", os.fdopen(wake, "w", closefd=False))
+        terminal = Terminal()
+        terminal.keys, terminal._wake = True, (woken, wake)
+        os.write(keyboard, b"q")
+        assert terminal.wait(5.0) == ["q"]
+        os.write(wake, b"\0")
+        assert terminal.wait(5.0) == []
+        assert terminal.wait(0.01) == []
+    finally:
+        monkeypatch.undo()
+        for end in opened:
+            os.close(end)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
