@@ -135,6 +135,8 @@ class Looking(Operation):
             self.devices = choice.devices_of(self.spec, self.config)
             self.result.current = self.now
             stage.done(f"{describe(self.snapshot, said['now'])}, {self.now} (targets + drafters)")
+        if said["events_note"]:
+            self.note(f"whether a change of the split was begun before is not known: {said['events_note']}")
         self._take_records()
 
     def _take_records(self) -> None:

@@ -51,12 +51,12 @@ def main(args: list[str]) -> int:
 
 def pace(layout: Layout) -> dict[str, Any]:
     """`{schema, kind, now, cpus, snapshot, launcher, newest, measured, before, starts, gpus, gpus_note, lease, switch,
-    events}`.
+    events, events_note}`.
 
     `newest` = `{attempt, spec}` of the newest attempt; `measured` = `{attempt, spec, alive, records, damaged}` of the
     newest one that has records; `before` = `{attempt, spec}` that the newest change of the split took the place of;
     each may be null. `starts` = `[{attempt, load_s, stop_s}]`, seconds from the start to the first record, and from the
-    stop to the end.
+    stop to the end. `events_note`: why `events` is empty though there may be some.
     """
     numbers = attempts.numbers(layout)
     recent = [attempts.read(layout, n) for n in reversed(numbers[-STARTS:])]
@@ -64,7 +64,7 @@ def pace(layout: Layout) -> dict[str, Any]:
     seen = None
     if newest is not None:
         seen = daemon.fresh_snapshot(layout) or Watcher(layout, daemon.last_snapshot(layout)).look(None)
-    events = _events(layout)
+    events, unread = _events(layout)
     gpus, note = machine.gpus() if newest is None or newest.spec is None or spec.on_gpus(newest.spec) else ((), "")
     return {
         "schema": 1,
@@ -82,6 +82,7 @@ def pace(layout: Layout) -> dict[str, Any]:
         "lease": _holder(layout),
         "switch": switch_record(layout),
         "events": events,
+        "events_note": unread,
     }
 
 
@@ -161,15 +162,15 @@ def _holder(layout: Layout) -> dict[str, Any] | None:
     return {"owner": held.owner, "pid": held.pid} if held is not None else None
 
 
-def _events(layout: Layout) -> list[dict[str, Any]]:
-    """The newest `rebalancing` and what came after it that tells of it."""
+def _events(layout: Layout) -> tuple[list[dict[str, Any]], str]:
+    """The newest `rebalancing` and what came after it that tells of it; and why that cannot be told."""
     try:
         events = journal.read(layout.journal)[0]
-    except (OSError, DflashError):
-        return []
+    except (OSError, DflashError) as error:
+        return [], f"the journal cannot be read: {error}"
     begun = max((i for i, e in enumerate(events) if e.event == "rebalancing"), default=None)
     if begun is None:
-        return []
+        return [], ""
     told = ("rebalancing", "rebalanced", "deployed", "rolled_back", "attempt_started")
     first, *later = [to_dict(e) for e in events[begun:] if e.event in told]
-    return [first, *later[-19:]]
+    return [first, *later[-19:]], ""

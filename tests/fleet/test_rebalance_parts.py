@@ -14,7 +14,7 @@ from rich.console import Console
 
 from dflash_ops.balance import Plan, Prediction, Row, Split, Verdict, judge_memory
 from dflash_ops.client import Seen
-from dflash_ops.contracts import ExitRecord, JobSpec, Progress, Snapshot, State
+from dflash_ops.contracts import ExitRecord, JobSpec, Progress, Snapshot, State, to_dict
 from dflash_ops.errors import ConnectionLost, DflashError, JobBusy, StartError, UsageError
 from dflash_ops.fleet import rebalance_choice as choice
 from dflash_ops.fleet.rebalance_choice import Devices
@@ -167,6 +167,26 @@ class Told(Turning):
 
     def settled(self) -> Settled:
         return self.settle(2, Settling(100, 10, 20))
+
+
+class Looked(Told):
+    """A look at attempt 3, whose journal there cannot be read."""
+
+    def pace(self) -> dict[str, Any]:
+        ran = {"attempt": 3, "spec": to_dict(spec())}
+        return {
+            "newest": ran, "snapshot": None, "now": 1000.0,
+            "events": [], "events_note": "the journal cannot be read: x",
+            "measured": {**ran, "alive": True, "records": records([1.0]), "damaged": 0},
+        }  # fmt: skip
+
+
+def test_a_change_that_may_have_been_begun_is_said() -> None:
+    looked = Looked()
+    looked.look()
+    assert looked.result.notes == [
+        "whether a change of the split was begun before is not known: the journal cannot be read: x"
+    ]
 
 
 GONE = ConnectionLost("the link is gone", "h")
