@@ -41,6 +41,7 @@ def command(
     from dflash_ops.cli.adopted import refuse_adopted
     from dflash_ops.cli.watching import job_client, print_json
     from dflash_ops.errors import UsageError
+    from dflash_ops.tell import file
     from dflash_ops.tell.page import page
 
     if every and attempt is not None:
@@ -49,7 +50,9 @@ def command(
         raise UsageError("--json goes to standard output", "--output", "leave one of them out")
     client = job_client(inventory, job, node)
     refuse_adopted(client.job, "report", always=True)
-    path = None if json or output == "-" else _path(output, client.job.name)
+    path = None if json or output == "-" else Path(f"{client.job.name}-report.html" if output is None else output)
+    if path is not None:
+        file.refuse(path, "--output", "-o - prints the report")
     try:
         report = _read(client, attempt, every=every, points=points)
     finally:
@@ -61,43 +64,10 @@ def command(
     if path is None:
         sys.stdout.write(text)
         return 0
-    _write(path, text)
-    print(f"{path} ({len(text.encode()) // 1024} KiB)", file=sys.stderr)
+    content = text.encode()
+    file.put(path, content, "the report", "give another file by -o")
+    print(f"{path} ({len(content) // 1024} KiB)", file=sys.stderr)
     return 0
-
-
-def _path(output: str | None, job: str) -> Path:
-    """Where the file goes, checked before anything is asked.
-
-    Raises:
-        UsageError: a folder, or in one that is not there; a device or a pipe, which would be replaced; no name at all.
-    """
-    from dflash_ops.errors import UsageError
-    from dflash_ops.resident.files import may_replace
-
-    path = Path(f"{job}-report.html" if output is None else output)
-    try:
-        if path.is_dir():
-            raise UsageError(f"{path} is a folder", "--output", "name a file in it")
-        if not path.parent.is_dir():
-            raise UsageError(f"there is no folder {path.parent}", "--output", "make it, or name another one")
-        if not may_replace(path):
-            raise UsageError(f"{path} is no ordinary file, and would be replaced", "--output", "-o - prints the report")
-    except OSError as error:
-        raise UsageError(f"no file can be there: {error.strerror}", f"--output {path}", "name another one") from None
-    return path
-
-
-def _write(path: Path, text: str) -> None:
-    from dflash_ops.errors import DflashError
-    from dflash_ops.resident.files import write_atomic
-
-    try:
-        write_atomic(path, text.encode(), sync=False)
-    except OSError as error:
-        raise DflashError(
-            f"the report cannot be written: {error.strerror or error}", str(path), "give another file by -o"
-        ) from None
 
 
 def _read(client: JobClient, attempt: int | None, *, every: bool, points: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from dflash_ops import __version__
 from dflash_ops.errors import DflashError, UsageError
-from dflash_ops.resident.files import may_replace, write_atomic
+from dflash_ops.tell import file
 from dflash_ops.tell.metrics import METRICS, OWN, Told, clean, samples
 
 #: Metrics of the exporter and of its looks: name -> (kind, labels, what it says).
@@ -266,30 +266,19 @@ def textfile(text: str) -> Path:
     """The path of `--textfile`, checked before anything is asked.
 
     Raises:
-        UsageError: no `.prom` file, its folder is not there, or no ordinary file would be replaced.
+        UsageError: no `.prom` file, or as `file.refuse`.
     """
     path = Path(text)
-    try:
-        if path.suffix != ".prom" or path.is_dir():
-            raise UsageError(f"{text!r} is no file that ends in .prom", "--textfile", "node_exporter reads *.prom only")
-        if not path.parent.is_dir():
-            raise UsageError(f"there is no folder {path.parent}", "--textfile", "make it, or name another one")
-        if not may_replace(path):
-            raise UsageError(f"{path} is no ordinary file, and would be replaced", "--textfile", "name another one")
-    except OSError as error:
-        raise UsageError(f"no file can be there: {error.strerror}", f"--textfile {path}", "name another one") from None
+    if path.suffix != ".prom":
+        raise UsageError(f"{text!r} is no file that ends in .prom", "--textfile", "node_exporter reads *.prom only")
+    file.refuse(path, "--textfile")
     return path
 
 
 def write(board: Board, path: Path) -> None:
-    """Replace the file in one step, so that nobody reads half of it.
+    """Replace the file in one step.
 
     Raises:
         DflashError: it cannot be written; the old one is as it was.
     """
-    try:
-        write_atomic(path, board.text(), sync=False)
-    except OSError as error:
-        raise DflashError(
-            f"the metrics cannot be written: {error.strerror or error}", str(path), "see whether it may be written"
-        ) from None
+    file.put(path, board.text(), "the metrics", "see whether it may be written")

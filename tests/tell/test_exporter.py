@@ -297,9 +297,11 @@ def test_a_file_for_node_exporter(
     assert value(series(path.read_bytes()), "dflash_step", job="other") == 5
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
     os.mkfifo(tmp_path / "pipe.prom")
+    (tmp_path / "folder.prom").mkdir()
     for bad, word in (
         (["--textfile", str(tmp_path / "dflash.txt")], "ends in .prom"),
         (["--textfile", str(tmp_path / "pipe.prom")], "no ordinary file"),
+        (["--textfile", str(tmp_path / "folder.prom")], "is a folder"),
         (["--textfile", "a" * 300 + ".prom"], "File name too long"),
         (["--textfile", str(tmp_path / "no/dflash.prom")], "there is no folder"),
         (["--listen", ":1"], "leave one of them out"),
