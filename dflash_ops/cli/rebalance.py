@@ -155,14 +155,13 @@ def show(result: Result) -> None:
 
     table = result.table
     assert table is not None and result.current is not None
-    rows = [*table.rows, *([result.extra] if result.extra is not None else [])]
     console().print(
         render(
             Shown(
                 job=result.job,
                 host=result.host,
                 current=result.current,
-                rows=rows,
+                rows=result.rows,
                 best=table.best,
                 asked=result.asked,
                 measured=result.before.block_tok_s if result.before is not None else None,

@@ -90,6 +90,11 @@ def config_of(spec: JobSpec) -> dict[str, Any]:
     )
 
 
+def config_name(spec: JobSpec) -> str:
+    """The file that holds the trainer's config."""
+    return "run.toml" if "run.toml" in spec.files else "run.json"
+
+
 def devices_of(spec: JobSpec, config: Mapping[str, Any]) -> Devices:
     """The devices that an attempt ran on.
 

@@ -211,9 +211,7 @@ class Looking(Operation):
         return Row(split, found, refused, judge_memory(split, memory))
 
     def row_of(self, split: Split) -> Row | None:
-        table, extra = self.result.table, self.result.extra
-        rows = [*(table.rows if table is not None else ()), *([extra] if extra is not None else ())]
-        return next((row for row in rows if row.split == split), None)
+        return next((row for row in self.result.rows if row.split == split), None)
 
     def _why(self) -> str:
         """One sentence: which side limits what runs, and why."""
@@ -238,7 +236,7 @@ class Looking(Operation):
     def memory(self) -> Memory:
         """What each kind of worker takes, as the trainer's own check says, and what the devices have."""
         with self.stages.stage("memory", "asking the trainer what a worker takes") as stage:
-            name = "run.toml" if "run.toml" in self.spec.files else "run.json"
+            name = choice.config_name(self.spec)
             # "fresh": what is asked needs no checkpoint, and hashing one would take minutes
             request = {**to_dict(self.request(self.spec, self.devices)), "begin": "fresh", "needs_only": name}
             found = self.memory_of(self.ask("preflight", request, deadline=CHECK_S)["needs"])

@@ -73,8 +73,12 @@ class Result:
     notes: list[str] = field(default_factory=list)
     execs: int = 0
 
+    @property
+    def rows(self) -> list[Row]:
+        """All splits that are known: those of the table, and the one beside it."""
+        return [*(self.table.rows if self.table is not None else ()), *([self.extra] if self.extra is not None else ())]
+
     def to_json(self) -> dict[str, Any]:
-        rows = [*self.table.rows, *([self.extra] if self.extra is not None else [])] if self.table is not None else []
         skip = ("table", "extra", "current", "asked", "before", "measured", "predicted", "worth")
         plain = {k: v for k, v in vars(self).items() if k not in skip}
         return {
@@ -83,7 +87,7 @@ class Result:
             **{k: to_dict(v) for k, v in plain.items()},
             "current": split_json(self.current),
             "asked": split_json(self.asked),
-            "rows": [row_json(row, self) for row in rows],
+            "rows": [row_json(row, self) for row in self.rows],
             "worth": {k: to_dict(v) for k, v in vars(self.worth).items()} if self.worth is not None else None,
             "predicted": prediction_json(self.predicted),
             "before": self.before.to_json() if self.before is not None else None,

@@ -20,6 +20,7 @@ from dflash_ops.deploy.decide import describe, refusal
 from dflash_ops.deploy.gate import ask_gate, gate_failed, say_untried
 from dflash_ops.deploy.window import crash
 from dflash_ops.errors import ConnectionLost, JobBusy, PreflightError, StartError, UsageError
+from dflash_ops.fleet import rebalance_choice as choice
 from dflash_ops.fleet.follow import PAUSES_S, Watch
 from dflash_ops.fleet.rebalance_choice import Devices
 from dflash_ops.fleet.rebalance_judge import Pace, Settling, pace_of
@@ -91,10 +92,9 @@ class Turning(Looking):
         if not self.asked.gate:
             self.note("gate: not tried (--no-gate)")
             return
-        name = "run.toml" if "run.toml" in spec.files else "run.json"
         what = f"trying {devices.split} beside the running job, up to {self.job.gate_s:g} s"
         with self.stages.stage("gate", what) as stage:
-            self.result.gate = said = ask_gate(self, self.request(spec, devices), None, name)
+            self.result.gate = said = ask_gate(self, self.request(spec, devices), None, choice.config_name(spec))
             if not said["ok"]:
                 untouched, advice = "the running job was not touched", "correct the cause; --no-gate goes on without"
                 raise gate_failed(self, said, f"{devices.split} failed its smoke gate", untouched, advice)
