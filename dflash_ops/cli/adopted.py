@@ -9,7 +9,8 @@ from dflash_ops.errors import UsageError
 if TYPE_CHECKING:
     from dflash_ops.client import JobClient
     from dflash_ops.hosts.base import Host
-    from dflash_ops.inventory import Job
+    from dflash_ops.hosts.factory import Hosts
+    from dflash_ops.inventory import Inventory, Job
 
 
 def client_of(host: Host, job: Job, python: str) -> JobClient:
@@ -21,6 +22,11 @@ def client_of(host: Host, job: Job, python: str) -> JobClient:
     from dflash_ops.client import JobClient
 
     return JobClient(host, job, python)
+
+
+def client_at(loaded: Inventory, hosts: Hosts, part: Job) -> JobClient:
+    """The client of a job, or of one of its nodes, by the way that the inventory says."""
+    return client_of(hosts[part.host], part, loaded.host_of(part).python)
 
 
 def refuse_adopted(job: Job, command: str, *, always: bool = False) -> None:

@@ -113,7 +113,7 @@ def _asked(
     Raises:
         NodesFailed: of some nodes. JobBusy: checkpoints are to be moved, and one of the nodes runs.
     """
-    from dflash_ops.cli.adopted import client_of
+    from dflash_ops.cli.adopted import client_at
     from dflash_ops.hosts.factory import Hosts
     from dflash_ops.nodes import on_nodes
 
@@ -122,7 +122,7 @@ def _asked(
     with Hosts(loaded) as hosts, waiting().stage(f"checkpoints {what}", asking([meant])):
 
         def ask(part: Job) -> dict[str, Any]:
-            client = client_of(hosts[part.host], part, loaded.host_of(part).python)
+            client = client_at(loaded, hosts, part)
             folder = ["--checkpoints", part.checkpoints]
             said = client.ask("checkpoints", what, *folder, *options, deadline=deadline)
             return {**said, "kind": f"checkpoints.{what}", "job": part.name, "host": part.host}
@@ -132,7 +132,7 @@ def _asked(
         if not meant.nodes:
             return ask(meant)
         if what in ("aside", "restore"):
-            _none_runs(meant, [client_of(hosts[p.host], p, loaded.host_of(p).python) for p in meant.nodes])
+            _none_runs(meant, [client_at(loaded, hosts, p) for p in meant.nodes])
         return on_nodes(meant, f"checkpoints.{what}", meant.nodes, ask, most=1)
 
 

@@ -132,10 +132,10 @@ class Looks:
     """How one job or node is looked at, and what its journal said when it had last grown."""
 
     def __init__(self, loaded: Inventory, hosts: Hosts, parts: list[Job], board: Board, deadline: float) -> None:
-        from dflash_ops.cli.adopted import client_of
+        from dflash_ops.cli.adopted import client_at
 
         self._board, self._deadline, self._parts = board, deadline, parts
-        self._clients = {id(p): client_of(hosts[p.host], p, loaded.host_of(p).python) for p in parts}
+        self._clients = {id(p): client_at(loaded, hosts, p) for p in parts}
         self._journals: dict[int, tuple[int, float, History]] = {}
 
     def look(self, part: Job) -> Told:

@@ -99,11 +99,9 @@ def look_all(loaded: Inventory, jobs: Sequence[Job], *, deadline: float, quiet: 
 
 def asker(loaded: Inventory, hosts: Hosts, jobs: Sequence[Job]) -> Callable[[Job, float], Seen]:
     """How one job or node is looked at. Clients are kept: a machine that is away is so since its first silence."""
-    from dflash_ops.cli.adopted import client_of
+    from dflash_ops.cli.adopted import client_at
 
-    clients = {
-        id(part): client_of(hosts[part.host], part, loaded.host_of(part).python) for job in jobs for part in job.parts
-    }
+    clients = {id(part): client_at(loaded, hosts, part) for job in jobs for part in job.parts}
     return lambda part, deadline: clients[id(part)].snapshot(deadline=deadline)
 
 

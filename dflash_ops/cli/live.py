@@ -36,12 +36,12 @@ def watch(loaded: Inventory, jobs: Sequence[Job], *, as_json: bool = False, unti
     Raises:
         KeyboardInterrupt: Ctrl-C, or `q` where `until_end` was asked for.
     """
-    from dflash_ops.cli.adopted import client_of
+    from dflash_ops.cli.adopted import client_at
     from dflash_ops.hosts.factory import Hosts
 
     hosts = Hosts(loaded)
     try:
-        clients = [[client_of(hosts[p.host], p, loaded.host_of(p).python) for p in job.parts] for job in jobs]
+        clients = [[client_at(loaded, hosts, p) for p in job.parts] for job in jobs]
         if as_json or not has_screen(os.environ):
             try:
                 return plain(jobs, clients, as_json=as_json)
@@ -96,16 +96,11 @@ def _key(nodes: Sequence[NodeSeen]) -> object:
 
 
 def _said(job: Job, nodes: Sequence[NodeSeen], *, as_json: bool) -> str:
-    from dflash_ops.view.nodes import lines, nodes_json
-    from dflash_ops.view.status import job_json, line
+    from dflash_ops.view.nodes import lines, nodes_json, seen_json
+    from dflash_ops.view.status import line
 
     if as_json:
-        one = nodes[0]
-        entry = (
-            nodes_json(nodes)
-            if job.nodes
-            else job_json(one.snapshot, one.now, one.host, one.root, deployed=one.deployed)
-        )
+        entry = nodes_json(nodes) if job.nodes else seen_json(nodes[0])
         said = {"schema": 1, "kind": "status", "jobs": [entry]}
         return json.dumps(said, ensure_ascii=False, allow_nan=False)
     return lines(nodes) if job.nodes else line(nodes[0].snapshot, nodes[0].now)

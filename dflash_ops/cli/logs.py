@@ -43,14 +43,14 @@ def command(
     inventory: InventoryOption = None,
 ) -> int:
     """The job's output, from one worker or all; on several machines from all nodes, or with --node from one."""
-    from dflash_ops.cli.adopted import client_of
+    from dflash_ops.cli.adopted import client_at
     from dflash_ops.cli.watching import asking, waiting
     from dflash_ops.hosts.factory import Hosts
 
     loaded, whole = load_job(inventory, job)
     parts = whole.at_node(node).parts
     hosts = Hosts(loaded)
-    clients = [client_of(hosts[part.host], part, loaded.host_of(part).python) for part in parts]
+    clients = [client_at(loaded, hosts, part) for part in parts]
 
     def read(client: JobClient) -> Iterator[bytes]:
         return client.logs(follow=follow, worker=worker, attempt=attempt, lines=lines)

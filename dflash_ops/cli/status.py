@@ -76,13 +76,9 @@ def command(
 
 def entry(one: JobSeen) -> dict[str, object]:
     """One job of `status --json`."""
-    from dflash_ops.view.nodes import nodes_json
-    from dflash_ops.view.status import job_json
+    from dflash_ops.view.nodes import nodes_json, seen_json
 
-    if one.job.nodes:
-        return nodes_json(one.nodes)
-    seen = one.nodes[0]
-    return job_json(seen.snapshot, seen.now, seen.host, seen.root, deployed=seen.deployed)
+    return nodes_json(one.nodes) if one.job.nodes else seen_json(one.nodes[0])
 
 
 def _show(one: JobSeen) -> None:

@@ -152,11 +152,11 @@ def lines(nodes: Sequence[NodeSeen]) -> str:
     return "  ".join([text, *others])
 
 
+def seen_json(one: NodeSeen) -> dict[str, Any]:
+    """One entry of `status --json`: a job on one machine."""
+    return job_json(one.snapshot, one.now, one.host, one.root, deployed=one.deployed)
+
+
 def nodes_json(nodes: Sequence[NodeSeen]) -> dict[str, Any]:
     """One entry of `status --json`: the job as one, and `nodes` with an entry for each."""
-    whole = joined(nodes)
-    entry = job_json(whole.snapshot, whole.now, whole.host, whole.root, deployed=whole.deployed)
-    entry["nodes"] = [
-        {"node": n.rank, **job_json(n.snapshot, n.now, n.host, n.root, deployed=n.deployed)} for n in nodes
-    ]
-    return entry
+    return {**seen_json(joined(nodes)), "nodes": [{"node": n.rank, **seen_json(n)} for n in nodes]}
