@@ -41,9 +41,10 @@ from dflash_ops.contracts.snapshot import (
     StageInfo,
     WorkerShares,
 )
-from dflash_ops.contracts.states import LIVE_STATES, State, TrainerExit, signal_name
+from dflash_ops.contracts.states import ENDED_STATES, LIVE_STATES, State, TrainerExit, signal_name
 
 __all__ = [
+    "ENDED_STATES",
     "ENV_PREFIXES",
     "FORBIDDEN",
     "GOES_BACK",

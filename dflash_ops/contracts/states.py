@@ -22,6 +22,9 @@ class State(str, Enum):
 #: States in which the launcher lives.
 LIVE_STATES = frozenset({State.LOADING, State.COMPILING, State.STEPPING, State.SLOW, State.HUNG})
 
+#: States after which nothing more comes of an attempt.
+ENDED_STATES = frozenset({State.FINISHED, State.STOPPED, State.CRASHED})
+
 
 class TrainerExit(IntEnum):
     FINISHED = 0

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Generic, Literal, TypeVar
 
 from dflash_ops.client import JobClient, Seen
-from dflash_ops.contracts import Snapshot, State
+from dflash_ops.contracts import ENDED_STATES, Snapshot, State
 from dflash_ops.errors import AuthenticationFailed, DflashError, HostKeyChanged
 
 #: `connecting`: nothing was heard yet; `live`: it speaks; `lost`: it does not, and the next try is awaited;
@@ -39,9 +39,6 @@ ASK_FIRST_S, FIRST_S = 20.0, 9.5
 
 #: Seconds between looks at a job that was never deployed, or whose resident ends the stream with the job.
 ASK_S = 5.0
-
-#: States after which nothing more comes by itself.
-ENDS = (State.FINISHED, State.STOPPED, State.CRASHED)
 
 #: Lines by which the other machine's clock is compared with this one's.
 COMPARED = 30
@@ -175,7 +172,7 @@ class Stream:
         self._heard(first)
         if self._stop.is_set():
             return None
-        if not first.deployed or (self._ends and first.snapshot.state in ENDS):
+        if not first.deployed or (self._ends and first.snapshot.state in ENDED_STATES):
             return self._over_or(ASK_S)
         last = first
         lines = self._client.follow(idle=self._idle, forever=True)  # when it is over is for us to say
@@ -185,11 +182,11 @@ class Stream:
                 self._heard(last)
                 if self._stop.is_set():
                     return None
-                if self._ends and last.snapshot.state in ENDS:
+                if self._ends and last.snapshot.state in ENDED_STATES:
                     return self._over_or(ASK_S)
         finally:
             getattr(lines, "close", lambda: None)()
-        if last.snapshot.state in ENDS:
+        if last.snapshot.state in ENDED_STATES:
             return ASK_S  # a resident of before `--forever`
         return self._lost(DflashError("the resident there ended the stream"))
 

@@ -17,6 +17,7 @@ KEYS = ("loss", "acc", "tau", "block_tok_s", "ctx_tok_s", "lr", "grad_norm", "ra
 #: Numbers of which it is told where they are none.
 _JUDGED = frozenset({"loss", "tau"})
 
+#: Parts of a worker's time, in the order in which a point has them.
 SHARES = ("compute", "copy", "sync", "wait")
 
 #: Single things that are kept, such as a worker's restarts; of more only the count is told.

@@ -11,13 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dflash_ops import __version__
+from dflash_ops.resident.thin import SHARES
 from dflash_ops.tell import svg
 from dflash_ops.tell.style import CSS
 from dflash_ops.tell.svg import At, Bar, Curve, Mark, Slab
 from dflash_ops.view.text import DASH, counted, duration, fixed, ktok, percent, size
-
-#: Order of a worker's shares in `resident history`, and what a reader calls them.
-SHARES = ("compute", "copy", "sync", "wait")
 
 #: Workers that have a picture each; of more their roles have one.
 _WORKERS = 16

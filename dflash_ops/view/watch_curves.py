@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from rich.text import Text
@@ -52,9 +52,10 @@ def _rate(
     return _drawn(head, s.curves.get(key, ()), lambda v: ktok(v, pen).strip(), width, pen, ranks)
 
 
-def _drawn(head: Text, curve: Sequence[float], say: object, width: int, pen: Pen, ranks: tuple[int, int]) -> Block:
+def _drawn(
+    head: Text, curve: Sequence[float], say: Callable[[float], str], width: int, pen: Pen, ranks: tuple[int, int]
+) -> Block:
     """The line with a small curve; and with a tall one below, between its lowest and highest value."""
-    assert callable(say)
     finite = [v for v in curve if math.isfinite(v)]
     room = width - head.cell_len - 2
     if len(finite) < 2 or room < 8:

@@ -18,6 +18,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from dflash_ops.contracts import State
+from dflash_ops.view.status import SHARES, STYLES
 
 DIM = "bright_black"
 
@@ -44,11 +45,9 @@ class Pen:
 
 
 UNICODE = Pen(
-    dash="–", dot="·", more="…", plus="±", parts="·▏▎▍▌▋▊▉█", levels="▁▂▃▄▅▆▇█", shares="█▓▒░", shade="░",
-    states={
-        State.LOADING: "◔", State.COMPILING: "◑", State.STEPPING: "●", State.SLOW: "●", State.HUNG: "■",
-        State.CRASHED: "✖", State.FINISHED: "✔", State.STOPPED: "■", State.UNREACHABLE: "?", State.UNKNOWN: "?",
-    },
+    dash="–", dot="·", more="…", plus="±", parts="·▏▎▍▌▋▊▉█", levels="▁▂▃▄▅▆▇█", shade="░",
+    shares="".join(mark for _, mark, _ in SHARES),
+    states={state: mark for state, (mark, _) in STYLES.items()},
 )  # fmt: skip
 ASCII = Pen(
     dash="-", dot="-", more="~", plus="+-", parts=".#", levels="_.-=+*%#", shares="#=~.", shade=".", ascii=True,
@@ -59,8 +58,8 @@ ASCII = Pen(
 )  # fmt: skip
 
 #: The parts of a worker's time, in the order of `Pen.shares`, and their colours.
-SHARE_NAMES = ("compute", "copy", "sync", "wait")
-SHARE_STYLES = ("green", "cyan", "yellow", DIM)
+SHARE_NAMES = tuple(name for name, _, _ in SHARES)
+SHARE_STYLES = tuple(style for _, _, style in SHARES)
 
 
 def bar(share: float | None, width: int, pen: Pen, style: str = "green") -> Text:
@@ -163,7 +162,7 @@ def percent(share: float | None, pen: Pen, width: int = 3) -> str:
 
 
 def gib(count: float | None, pen: Pen) -> str:
-    """Bytes in GiB, three wide (`118`), for cards; below 10 with one digit."""
+    """Bytes in GiB, four wide (` 118`), for cards; below 100 with one digit."""
     if count is None:
         return pen.dash.rjust(4)
     value = count / 2**30

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from dflash_ops.contracts import LIVE_STATES, Progress, Snapshot, State
+from dflash_ops.contracts import ENDED_STATES, LIVE_STATES, Progress, Snapshot, State
 from dflash_ops.view.nodes import WORST, NodeSeen
 from dflash_ops.view.status import STYLES, event_text, next_step
 from dflash_ops.view.text import age, duration, size
@@ -17,7 +17,7 @@ from dflash_ops.view.watch_curves import curves
 from dflash_ops.view.watch_draw import DIM, Pen, bar, clock, cut, fitted, folded, number, percent, tame
 from dflash_ops.view.watch_fit import ALWAYS, Block, arrange, beside, block, filled
 from dflash_ops.view.watch_parts import gpus, workers
-from dflash_ops.view.watch_seen import ENDED, Watched
+from dflash_ops.view.watch_seen import Watched
 
 #: From this width on there are two columns.
 WIDE = 150
@@ -142,7 +142,7 @@ def _bad_news(job: Watched, s: Snapshot, now: float, width: int, pen: Pen) -> It
         lines = [row("warning" if n == 0 else "", (tame(w, pen), "yellow")) for n, w in enumerate(s.warnings)]
         more = [] if len(lines) == 1 else [row("", (f"+{len(lines) - 1} more", DIM))]
         yield block((21, lines[:8]), (64, [lines[0], *more]), column=0)
-    if s.resident is not None and not s.resident.alive and s.attempt is not None and s.state not in ENDED:
+    if s.resident is not None and not s.resident.alive and s.attempt is not None and s.state not in ENDED_STATES:
         text = "the resident does not run: nobody watches there but this screen"
         yield block((77, [row("warning", (text, "yellow"))]), column=0)
     if (hint := next_step(s)) is not None:
@@ -278,7 +278,7 @@ def _rest(s: Snapshot, now: float, width: int, pen: Pen) -> Iterator[Block]:
     if s.checkpoint is not None:
         text = f"step {s.checkpoint.step}, {duration(now - s.checkpoint.t)} ago ({clock(s.checkpoint.t)} UTC)"
         yield block((47, [row("saved", text)]))
-    if s.session is not None and not s.session.alive and s.state not in ENDED:
+    if s.session is not None and not s.session.alive and s.state not in ENDED_STATES:
         gone = f"{tame(s.session.name, pen)} is gone (the trainer does not need it)"
         yield block((31, [row("session", (gone, "yellow"))]))
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dflash_ops.contracts import GpuInfo, Snapshot, State
+from dflash_ops.contracts import ENDED_STATES, GpuInfo, Snapshot, State
 from dflash_ops.contracts.snapshot import FRESH_S
 from dflash_ops.view.nodes import NodeSeen, joined
-
-#: States after which nothing more comes of this attempt.
-ENDED = frozenset({State.FINISHED, State.STOPPED, State.CRASHED})
-
 
 #: As `FRESH_S`, of a job that was never deployed: it is only looked at every few seconds.
 RARE_S = 15.0
@@ -64,7 +60,7 @@ class Watched:
 
     @property
     def ended(self) -> bool:
-        return bool(self.nodes) and all(n.snapshot.state in ENDED for n in self.nodes)
+        return bool(self.nodes) and all(n.snapshot.state in ENDED_STATES for n in self.nodes)
 
     @property
     def old(self) -> bool:
