@@ -13,6 +13,7 @@ from dflash_ops.cli.several import (
     JobsArgument,
     NodeOption,
     Outcome,
+    at_node,
     chosen,
     each,
     perform,
@@ -108,11 +109,7 @@ def _parts(
 ) -> tuple[Inventory, list[Job]]:
     """The jobs (or nodes) that are meant."""
     loaded, jobs = chosen(inventory, names, every)
-    if node is not None:
-        if len(jobs) != 1:
-            raise UsageError("--node is one of one job's nodes", f"--node {node}", "name that job")
-        jobs = [jobs[0].at_node(node)]
-    return loaded, [part for one in jobs for part in one.parts]
+    return loaded, [part for one in at_node(jobs, node) for part in one.parts]
 
 
 @app.command("reset")

@@ -80,6 +80,19 @@ def chosen(inventory: Path | None, names: Sequence[str] | None, every: bool) -> 
     return loaded, [loaded.job(name) for name in dict.fromkeys(names)] if names else [loaded.job(None)]
 
 
+def at_node(jobs: list[Job], node: int | None) -> list[Job]:
+    """The jobs, or with `--node` that node of the one that is meant.
+
+    Raises:
+        UsageError: several jobs are meant, or there is no such node.
+    """
+    if node is None:
+        return jobs
+    if len(jobs) != 1:
+        raise UsageError("--node is one of one job's nodes", f"--node {node}", "name that job")
+    return [jobs[0].at_node(node)]
+
+
 def each(
     loaded: Inventory,
     jobs: Sequence[Job],

@@ -8,7 +8,7 @@ import typer
 
 from dflash_ops.cli.common import InventoryOption, JsonOption, console, load_inventory
 from dflash_ops.cli.fleet import DeadlineOption, HostOption, JobOption, NodesOption, SortOption, StateOption
-from dflash_ops.cli.several import AllOption, JobsArgument, NodeOption, chosen
+from dflash_ops.cli.several import AllOption, JobsArgument, NodeOption, at_node, chosen
 from dflash_ops.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,10 +40,7 @@ def command(
         every = bool(filters) or (loaded.default_job is None and len(loaded.jobs) > 1)
     loaded, jobs = chosen(inventory, job, every)
     jobs = filters.chosen(loaded, jobs)
-    if node is not None:
-        if len(jobs) != 1:
-            raise UsageError("--node is one of one job's nodes", f"--node {node}", "name that job")
-        jobs = [jobs[0].at_node(node)]
+    jobs = at_node(jobs, node)
     if watch:
         from dflash_ops.cli.live import watch as stay
 

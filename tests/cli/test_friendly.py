@@ -60,6 +60,16 @@ def test_a_wrong_name_is_answered_with_the_nearest(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["status"], ["incidents", "list"]])
+def test_a_node_is_one_of_one_job(words: list[str], inventory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = f'[jobs.other]\nhost = "local"\nroot = "{inventory.parent}/other"\ncommand = ["sleep", "1"]\n'
+    inventory.write_text(inventory.read_text() + other)
+    assert run([*words, "--all", "--node", "0"]) == 2
+    assert "--node is one of one job's nodes" in capsys.readouterr().err
+    assert run([*words, "main", "--node", "1"]) == 2
+    assert "one machine only" in capsys.readouterr().err
+
+
 def test_workers_and_releases_too(tmp_path: Path) -> None:
     """Told where they are known: beside the job."""
     layout = Layout(tmp_path)
