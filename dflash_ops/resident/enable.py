@@ -106,10 +106,7 @@ def disable(layout: Layout, actor: str = "operator") -> dict[str, Any]:
 
 def _boot(layout: Layout) -> list[str]:
     """The call at boot, by the name that always is the newest resident."""
-    argv = itself.argv("boot", "--root", str(layout.root))
-    packed = itself.archive()
-    current = str(layout.root / "resident" / "current.pyz")
-    return [current if packed is not None and word == str(packed) else word for word in argv]
+    return itself.newest(layout.root, "boot", "--root", str(layout.root))
 
 
 def _possible(layout: Layout) -> str:

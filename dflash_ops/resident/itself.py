@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import dflash_ops
+from dflash_ops.contracts import Layout
 
 
 def archive() -> Path | None:
@@ -45,15 +46,11 @@ def argv(command: str, *args: str) -> list[str]:
 
 def outdated(root: Path) -> bool:
     """Whether another build was installed here since we were started (`current.pyz` is not what we run from)."""
-    path, now = archive(), _current(root)
+    path, now = archive(), Layout(root).resident_current
     return path is not None and now.exists() and os.path.realpath(now) != str(path)
 
 
 def newest(root: Path, command: str, *args: str) -> list[str]:
     """As `argv`, of the build that is installed here now and not of the one that we happen to be."""
-    path, now = archive(), _current(root)
+    path, now = archive(), Layout(root).resident_current
     return [str(now) if path is not None and a == str(path) and now.exists() else a for a in argv(command, *args)]
-
-
-def _current(root: Path) -> Path:
-    return root / "resident" / "current.pyz"

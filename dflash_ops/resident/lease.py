@@ -23,6 +23,8 @@ from dflash_ops.resident.files import flock, load, write_atomic
 #: Seconds for which a lease holds without being renewed: longer than any single step between two renewals.
 TTL_S = 120.0
 _LOCK_S = 5.0
+#: Seconds between two tries to take it from who holds it.
+_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,14 @@ class Lease:
             r = self._record
             ended = LeaseRecord(r.token, r.owner, r.t, 0.0, r.pid, r.start, r.boot_id)
             write_atomic(self._layout.lease, dumps(ended).encode() + b"\n")
+
+
+def take_within(layout: Layout, owner: str, seconds: float) -> Lease | None:
+    """As `take`; another one's end is waited for."""
+    end = time.monotonic() + seconds
+    while (held := take(layout, owner)) is None and time.monotonic() <= end:
+        time.sleep(_PAUSE_S)
+    return held
 
 
 def take(layout: Layout, owner: str) -> Lease | None:

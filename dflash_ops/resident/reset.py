@@ -6,7 +6,6 @@ The rule here: it is written under the lease, so that no pass that began before 
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 
 from dflash_ops.contracts import Layout, to_dict
@@ -40,15 +39,13 @@ def reset(layout: Layout, reason: str, actor: str) -> dict[str, object]:
     Raises:
         JobBusy: a pass of the supervisor acts for longer than PATIENCE_S: nothing was changed.
     """
-    end = time.monotonic() + PATIENCE_S
-    while (held := lease.take(layout, "reset")) is None:
-        if time.monotonic() > end:
-            raise JobBusy(
-                "the supervisor acts on this job at this moment: nothing was cleared",
-                str(layout.lease),
-                "dflash-ops incidents list shows what it does; say it again after that",
-            )
-        time.sleep(0.1)
+    held = lease.take_within(layout, "reset", PATIENCE_S)
+    if held is None:
+        raise JobBusy(
+            "the supervisor acts on this job at this moment: nothing was cleared",
+            str(layout.lease),
+            "dflash-ops incidents list shows what it does; say it again after that",
+        )
     try:
         before = rebuild(journal.read(layout.journal)[0])
         event = journal.append(layout.journal, "supervise_reset", actor=actor, data={"reason": reason.strip()})

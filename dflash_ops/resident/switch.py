@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dflash_ops.contracts import Event, JobSpec, Layout, State, from_dict
+from dflash_ops.contracts import Event, JobSpec, Layout, State, TrainerExit, from_dict
 from dflash_ops.errors import BY_NAME, CommandFailed, ContractError, DflashError, JobBusy, StartError
 from dflash_ops.resident import attempts, itself, journal, lease, proc, receive, start, stop
 from dflash_ops.resident.aside import folder_of, move_some
@@ -40,17 +40,12 @@ MORE_S = 300.0
 #: Seconds between two renewals of the lease while the trainer saves.
 RENEW_S = 20.0
 
-#: Exit code of a trainer that was asked to stop, and saved.
-SAVED = 3
-
 #: Seconds for which the lease is waited for: a pass of the supervisor that only looks is over soon.
 LEASE_S = 10.0
 
 
 def main(args: list[str]) -> int:
     """The request on standard input (one line, or all of it); through deploy/boot.py without arguments."""
-    from dflash_ops.resident.receive import say
-
     parser = argparse.ArgumentParser(prog="switch", description="JSON on standard input")
     parser.add_argument("--root", type=Path, default=None)
     parser.add_argument("--work", action="store_true", help="be the worker (called by itself)")
@@ -63,7 +58,7 @@ def main(args: list[str]) -> int:
     layout = Layout(Path(options.root or request["root"]).absolute())
     if options.work:
         return _work(layout, request)
-    return say(lambda: call(layout, request))
+    return receive.say(lambda: call(layout, request))
 
 
 def call(layout: Layout, request: dict[str, Any]) -> dict[str, Any]:
@@ -187,17 +182,15 @@ def _held(layout: Layout, request: dict[str, Any], told: Told) -> dict[str, Any]
         JobBusy: somebody else acts on this job. DflashError: as `_switch`.
     """
     actor = str(request.get("actor") or "operator")
-    end = time.monotonic() + LEASE_S
-    while (held := lease.take(layout, f"rebalance, {actor}")) is None:
+    held = lease.take_within(layout, f"rebalance, {actor}", LEASE_S)
+    if held is None:
         holder = lease.holder(layout)
-        if time.monotonic() > end:
-            who = f"{holder.owner} (pid {holder.pid})" if holder is not None else "somebody"
-            raise JobBusy(
-                f"{who} holds the lease and acts on this job; nothing was changed",
-                str(layout.lease),
-                "wait until it is done (dflash-ops status), then try again",
-            )
-        time.sleep(0.2)
+        who = f"{holder.owner} (pid {holder.pid})" if holder is not None else "somebody"
+        raise JobBusy(
+            f"{who} holds the lease and acts on this job; nothing was changed",
+            str(layout.lease),
+            "wait until it is done (dflash-ops status), then try again",
+        )
     try:
         with _renewed(held):
             return _switch(layout, request, told, held)
@@ -247,7 +240,7 @@ def _switch(layout: Layout, request: dict[str, Any], told: Told, held: lease.Lea
             str(layout.root),
             "there is nothing left to train",
         )
-    if not stopped["already"] and (stopped["exit"] or {}).get("rc") != SAVED:
+    if not stopped["already"] and (stopped["exit"] or {}).get("rc") != TrainerExit.STOPPED:
         how = "it was ended by force" if stopped["escalated"] else f"it ended otherwise: {stopped['detail']}"
         warnings.append(f"it did not save at its stop ({how}): the new start goes on from the checkpoint before")
     aside = _aside(layout, request, reason, actor)
