@@ -46,7 +46,7 @@ def measure(records: Iterable[Mapping[str, Any]], config: Mapping[str, Any]) -> 
     every = whole(train, "average_every", 50)
     counted = sum(r.stages.batches for r in exact if r.stages is not None)
     if exact and counted >= LEAST_BATCHES:
-        found = _counted(exact, max(1, whole(table(config, "data"), "batch_size", 4)))
+        found = _counted(exact)
     else:
         found = _from_shares(kept, before, split, every)
         if found["batches"] < LEAST_BATCHES:
@@ -189,7 +189,7 @@ def _usual(kept: Sequence[Record]) -> list[Totals]:
     return [totals for i, totals in enumerate(all_) if i not in held]
 
 
-def _counted(kept: Sequence[Record], rows: int) -> dict[str, Any]:
+def _counted(kept: Sequence[Record]) -> dict[str, Any]:
     usual = _usual(kept)
     all_ = sum(usual, Totals())
     forward, step = all_.of("forward"), all_.of("step")
@@ -225,7 +225,7 @@ def _counted(kept: Sequence[Record], rows: int) -> dict[str, Any]:
         "checkpoint": _timing(all_.of("save")),
         "block_tokens": all_.block_tokens / batches,
         "ctx_tokens": all_.ctx_tokens / batches,
-        "buckets": _buckets(all_, rows),
+        "buckets": _buckets(all_),
         "exact": True,
         "notes": notes,
     }
@@ -241,13 +241,13 @@ def _timing(sums: Sums) -> Timing:
     return Timing(mean, math.sqrt(variance), sums.count)
 
 
-def _buckets(all_: Totals, rows: int) -> tuple[Bucket, ...]:
+def _buckets(all_: Totals) -> tuple[Bucket, ...]:
     """By padded length; shares are those of the trained batches."""
     steps, forwards = all_.stages.get("step", {}), all_.stages.get("forward", {})
     whole_count = sum(s.count for s in steps.values())
     both = sorted(length for length in steps if length in forwards)
     return tuple(
-        Bucket(length, steps[length].count / whole_count, _timing(forwards[length]), _timing(steps[length]), rows)
+        Bucket(length, steps[length].count / whole_count, _timing(forwards[length]), _timing(steps[length]))
         for length in both
     )
 

@@ -64,19 +64,12 @@ class Bucket:
     Attributes:
         length: padded tokens of a sequence. share: of all batches, 0 to 1.
         target: seconds of a target's forward for a batch. drafter: of a drafter's step.
-        rows: sequences of a batch.
     """
 
     length: int
     share: float
     target: Timing
     drafter: Timing
-    rows: int = 1
-
-    @property
-    def target_s_per_token(self) -> float:
-        """Seconds of a target for one padded token."""
-        return self.target.mean / (self.rows * self.length)
 
 
 @dataclass(frozen=True)
@@ -97,7 +90,7 @@ class StageRates:
         checkpoint: writing one. checkpoint_every: in steps.
         remaining: batches left; None = not known.
         measured: block tokens a second of the run itself, all drafters together; None where it is not known.
-        buckets: the same by padded length, for people.
+        buckets: target and drafter by padded length, which `simulate` draws from.
         exact: stage times were counted by the trainer; False: worked out from shares.
         notes: what a reader of the prediction should know of the measurement.
     """

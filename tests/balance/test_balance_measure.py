@@ -40,7 +40,7 @@ def test_a_real_runs_records_give_its_stages_and_explain_its_pace(records: Recor
     assert (rates.average_every, rates.slots, rates.slot_through_step, rates.exact) == (4, None, True, True)
     assert [bucket.length for bucket in rates.buckets] == [32]
     assert rates.buckets[0].share == 1.0
-    assert rates.buckets[0].target_s_per_token == pytest.approx(rates.target.mean / 64)
+    assert rates.buckets[0].target.mean == pytest.approx(rates.target.mean)
     assert rates.block_tokens == 64.0
     found = predict(rates, Split(2, 1))
     assert rates.measured is not None
