@@ -29,6 +29,7 @@ class Bar:
         label: what is being done, a few words.
         total: units in all; 0 where there is nothing to count, only something to wait for. unit: their name, plural.
         done: units that an earlier run had done already; the rate counts only this run's.
+        text: what is done at first, where nothing is counted yet.
         stream, clock: standard error and the monotonic clock, passed in by tests.
     """
 
@@ -39,6 +40,7 @@ class Bar:
         unit: str,
         *,
         done: int = 0,
+        text: str = "",
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -47,13 +49,13 @@ class Bar:
         self._terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._shown = float("-inf")
         self._lock = threading.RLock()
-        self._begin(label, total, unit, done)
+        self._begin(label, total, unit, done, text)
 
-    def _begin(self, label: str, total: int, unit: str, done: int) -> None:
+    def _begin(self, label: str, total: int, unit: str, done: int, text: str = "") -> None:
         self._label, self._total, self._unit = label, total, unit
         self._first, self._done = done, done
         self._start = self._clock()
-        self._text = ""
+        self._text = text
         self._bytes = 0
         self._poll: Callable[[], int] | None = None
 
@@ -66,8 +68,8 @@ class Bar:
             poll: asked within `alive` how many units are done, where nobody says it (the size of a file being written).
         """
         with self._lock:
-            self._begin(label, total, unit, done)
-            self._text, self._poll = text, poll
+            self._begin(label, total, unit, done, text)
+            self._poll = poll
 
     def update(self, done: int, text: str = "") -> None:
         """`done` units are done now; `text` is what else is worth knowing (a loss, tokens a second)."""

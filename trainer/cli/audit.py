@@ -23,8 +23,7 @@ def main(args: argparse.Namespace) -> int:
     from trainer.bar import Bar
     from trainer.nodes_record import audit_nodes
 
-    bar = Bar("audit", 0, "")
-    bar.phase("audit", 0, "", text="replaying the record of the plan")
+    bar = Bar("audit", 0, "", text="replaying the record of the plan")
     with bar.alive():
         result = audit_nodes(args.attempts)
     if args.json:

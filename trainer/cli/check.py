@@ -27,8 +27,7 @@ def main(args: argparse.Namespace) -> int:
     from trainer.config import load_config
     from trainer.prepare import gpus_missing, needs, prepare
 
-    bar = Bar("check", 0, "")
-    bar.phase("check", 0, "", text="reading config, target, data and checkpoint")
+    bar = Bar("check", 0, "", text="reading config, target, data and checkpoint")
     errors: list[TrainerError] = []
     unknown = dict.fromkeys(("needs", "total_steps", "from_step"))
     out: dict[str, Any] = {"schema": 1, "kind": "check", "ok": False, "errors": [], **unknown}

@@ -41,9 +41,8 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError(
             "--checkpoint auto needs the folder to look in", "--checkpoints", "give it, or one checkpoint"
         )
-    bar = Bar("export", 0, "")
+    bar = Bar("export", 0, "", text="loading torch")
     with told("the export", "nothing was written; an earlier export is whole"), bar.alive():
-        bar.phase("export", 0, "", text="loading torch")
         import torch
 
         from trainer.drafter_source import from_checkpoint

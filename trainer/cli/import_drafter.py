@@ -23,8 +23,7 @@ def main(args: argparse.Namespace) -> int:
     from trainer.cli.guard import told
     from trainer.errors import ConfigError
 
-    bar = Bar("import", 0, "")
-    bar.phase("import", 0, "", text="reading the drafter")
+    bar = Bar("import", 0, "", text="reading the drafter")
     with told("the import", "nothing was written"), bar.alive():
         from trainer.drafter_config import FULL, SLIDING
         from trainer.export import load_drafter

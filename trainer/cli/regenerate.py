@@ -94,8 +94,7 @@ class _Shown:
         from trainer.bar import Bar
 
         self.plan: Plan | None = None
-        self.bar = Bar("responses", 0, "prompts")
-        self.bar.phase("responses", 0, "prompts", text="reading the prompts")
+        self.bar = Bar("responses", 0, "prompts", text="reading the prompts")
         self._working: float | None = None
 
     def planned(self, plan: Plan, first: str) -> None:

@@ -47,13 +47,13 @@ def main(args: argparse.Namespace) -> int:
 
 def _entry(path: Path, bar: Bar) -> dict[str, Any]:
     """What is said of one checkpoint."""
-    from trainer.checkpoint import KEEP, verify
+    from trainer.checkpoint import KEEP, size_of, verify
 
     kept = (path / KEEP).exists()
     entry: dict[str, Any] = {"path": str(path), "ok": True, "step": None, "bytes": None, "kept": kept}
     try:
         entry["step"] = verify(path, bar.add).step
-        entry["bytes"] = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+        entry["bytes"] = size_of(path)
     except CheckpointError as error:
         entry |= {"ok": False, "what": error.what, "where": error.where}
     return entry
