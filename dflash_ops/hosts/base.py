@@ -6,7 +6,7 @@ error of its own and never an exit code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -41,9 +41,6 @@ class Sent:
 
 #: Environment variable with a passphrase for ssh keys. No command that is run gets it.
 PASSPHRASE = "DFLASH_SSH_PASSPHRASE"
-
-#: Called with (bytes sent so far, bytes in all).
-SendProgress = Callable[[int, int], None]
 
 
 class Conversation(Protocol):

@@ -13,8 +13,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from dflash_ops.contracts import RULES, Action, Limits, Policy, Way
-from dflash_ops.errors import InventoryError, UsageError
-from dflash_ops.errors import did_you_mean as did_you_mean
+from dflash_ops.errors import InventoryError, UsageError, did_you_mean
 from dflash_ops.inventory.devices import check_roles, parse_devices
 from dflash_ops.inventory.sets import apply_sets
 

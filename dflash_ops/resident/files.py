@@ -22,9 +22,6 @@ from dflash_ops.errors import JobBusy, StateError
 
 T = TypeVar("T")
 
-#: What a full disk says (a quota is a full disk for us).
-DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-
 
 def write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
