@@ -33,6 +33,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 #: What `dflash-ops` leaves with: the one list. `--help` and docs/cli.md print it, docs/contracts.md repeats it.
 EXIT_CODES: Mapping[int, str] = {
@@ -63,9 +64,13 @@ class DflashError(Exception):
         what: what was tried and how it failed.
         where: host, file, key or line; empty where `what` names it.
         next: what to do now, as an imperative sentence or a command.
+
+    Attributes:
+        result: what `--json` prints of a command that came to something all the same.
     """
 
     exit_code = 1
+    result: dict[str, Any] | None = None
 
     def __init__(self, what: str, where: str = "", next: str = "") -> None:
         self.what = what

@@ -245,7 +245,7 @@ def _failed(error: DflashError, code: int, as_json: bool) -> int:
 def _tell_json(error: DflashError, code: int) -> None:
     """What came of it before it failed, where the error has that; else the error itself."""
     try:
-        print_json(getattr(error, "result", None) or error_json(error, code))
+        print_json(error.result or error_json(error, code))
     except OSError:  # the sentence on standard error has to do
         discard_output()
 

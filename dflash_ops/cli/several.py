@@ -153,7 +153,7 @@ def each_whole(
         try:
             whole.result = gathered(job, kind, job.nodes, [Ended(o.result, o.error) for o in mine])
         except DflashError as error:
-            whole.error, whole.code, whole.result = error, error.exit_code, getattr(error, "result", None)
+            whole.error, whole.code, whole.result = error, error.exit_code, error.result
         outcomes.append(whole)
     return outcomes
 
@@ -178,7 +178,7 @@ def _each(
             outcome.result = ended.value
             if ended.error is not None:
                 outcome.error, outcome.code = ended.error, ended.error.exit_code
-                outcome.result = getattr(ended.error, "result", None)
+                outcome.result = ended.error.result
 
     side_by_side(_apart(outcomes), in_turn, lambda group: group[0].job.name, most=SIDE_BY_SIDE)
     hosts.close()

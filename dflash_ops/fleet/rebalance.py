@@ -240,7 +240,7 @@ class Rebalance(Turning):
         self.touched = ""
         if fault is not None:
             fault.what = f"{to} runs and is kept ({self.result.reason}), but {fault.what}"
-            fault.result = self.result.to_json()  # type: ignore[attr-defined]
+            fault.result = self.result.to_json()
             raise fault
 
     def _of_new(self) -> Devices:
@@ -277,7 +277,7 @@ class Rebalance(Turning):
         assert failed is not None
         if not self.asked.back:
             self._record("unmeasured", failed.what.splitlines()[0], frm=frm, to=to)
-            failed.result = self.result.to_json()  # type: ignore[attr-defined]
+            failed.result = self.result.to_json()
             failed.next = f"{to} was left as it is (--no-back); {failed.next}"
             raise failed
         self.touched = "back"
